@@ -1,0 +1,64 @@
+# `make demo` and `make test` do the whole set-up themselves.
+#
+#   PYTHON        the interpreter that makes .venv (3.10 or newer)
+#   TORCH_INDEX   an additional package index, used for torch alone
+#   PROMPT        what `make demo` asks
+#   PYTEST_ARGS   passed on to pytest
+
+PYTHON ?= python3
+PROMPT ?= Explain in two sentences why the sky is blue.
+PYTEST_ARGS ?=
+export TORCH_INDEX
+
+PY := .venv/bin/python
+# -I keeps the working directory off the import path: otherwise `core` and `plugins` would be packages.
+PYTEST := $(PY) -Im pytest
+
+.PHONY: help demo test accept lint format sync bench-cpu clean setup setup-dev
+
+help:
+	@echo "make demo       set up, fetch a small model and let it answer"
+	@echo "make test       set up and run the tests"
+	@echo "make accept     all tests, the long ones too; a skip is a failure unless hardware is missing"
+	@echo "make lint       ruff and mypy"
+	@echo "make format     let ruff rewrite the code"
+	@echo "make sync       write what must agree among the members"
+	@echo "make bench-cpu  prompt and decode rates on this machine"
+	@echo "make clean      remove caches and builds; .venv and the model cache stay"
+
+setup:
+	@$(PYTHON) scripts/setup_env.py
+
+setup-dev:
+	@$(PYTHON) scripts/setup_env.py --dev
+
+demo: setup
+	@model="$$($(PY) scripts/fetch_model.py)" && .venv/bin/pegboard run "$$model" "$(PROMPT)"
+
+test: setup-dev
+	@$(PY) scripts/fetch_model.py
+	$(PYTEST) -m "not accept and not gpu" $(PYTEST_ARGS)
+
+accept: setup-dev
+	@$(PY) scripts/fetch_model.py
+	$(PYTEST) --no-skips $(PYTEST_ARGS)
+
+lint: setup-dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: setup-dev
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+sync: setup-dev
+	$(PY) scripts/workspace.py
+
+bench-cpu: setup-dev
+	@model="$$($(PY) scripts/fetch_model.py)" && $(PY) -I tests/benchmarks/bench_cpu.py "$$model"
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	find core plugin_* plugins tests scripts -type d \
+		\( -name __pycache__ -o -name build -o -name dist -o -name '*.egg-info' \) -prune -exec rm -rf {} +

@@ -1,0 +1,81 @@
+"""Fixtures and rules that every test of the workspace may use."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-skips",
+        action="store_true",
+        help="count a skipped test as failed, unless it is marked as needing hardware",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "smollm2_path" in getattr(item, "fixturenames", ()):
+            item.add_marker("model")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and shutil.which("nvidia-smi") is None:
+        pytest.skip("needs a GPU")
+
+
+def _refuse(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skipped report into a failed one that keeps the reason."""
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+    report.outcome = "failed"
+    report.longrepr = f"{report.nodeid}: {reason} (--no-skips)"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    expected = hasattr(report, "wasxfail") or item.get_closest_marker("gpu")
+    if report.skipped and not expected and item.config.getoption("--no-skips"):
+        _refuse(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report = yield
+    if report.skipped and collector.config.getoption("--no-skips"):
+        _refuse(report)
+    return report
+
+
+def _load_script(name: str) -> ModuleType:
+    """Import a file of `scripts/`, which is not a package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    """The root of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The demo model's GGUF file, downloaded if the cache lacks it; skipped where that fails."""
+    script = _load_script("fetch_model")
+    try:
+        return Path(script.fetch())
+    except script.FetchError as error:
+        pytest.skip(str(error))

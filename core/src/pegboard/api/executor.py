@@ -1,0 +1,73 @@
+"""Surface *executor*: the only thing of the engine that reaches tensors. It owns runners, here or elsewhere.
+
+Called by: `EngineCore`. Order: `load`, `kv_slots`, `profile`, `allocate`, `warm_up`, then `execute` for each step, at
+last `close`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from pegboard.api.kv import KVCacheConfig, KVSlot
+from pegboard.api.step import LateInputs, StepPlan, StepResult
+
+__all__ = ["Executor", "MemoryProfile", "Pending"]
+
+
+class MemoryProfile(msgspec.Struct):
+    """Bytes on the device, measured around a dummy run of the largest step."""
+
+    total: int
+    free: int
+    weights: int
+    peak_activations: int
+    cache_limit: int | None = None
+    """Most bytes that a cache should take unless the user asks for more; None for no such limit."""
+
+    def cache_bytes(self, utilization: float) -> int:
+        """Bytes left for the KV cache: the usable share of the device less weights and activations."""
+        usable = min(int(self.total * utilization) - self.weights, self.free) - self.peak_activations
+        usable = max(0, usable)
+        return usable if self.cache_limit is None else min(usable, self.cache_limit)
+
+
+class Pending(Protocol):
+    """A step that was started."""
+
+    def sample(self, late: LateInputs) -> None:
+        """Give what was missing and sample. Called exactly once."""
+        ...
+
+    def result(self) -> StepResult:
+        """Wait for the tokens."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs plans."""
+
+    def load(self) -> None:
+        """Build the model and load its weights. Raises before allocating if it cannot fit."""
+        ...
+
+    def kv_slots(self) -> tuple[KVSlot, ...]: ...
+
+    def profile(self) -> MemoryProfile: ...
+
+    def allocate(self, cache: KVCacheConfig) -> None:
+        """Make the cache's tensors."""
+        ...
+
+    def warm_up(self) -> None: ...
+
+    def execute(self, plan: StepPlan) -> Pending:
+        """Start the forward pass of a plan."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Device, attention backend per group, op choices: plain values for banner and bug reports."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,86 @@
+"""Every hook that a plugin module may implement. This page is the manual.
+
+A plugin is a distribution with an entry point in one of the groups ``pegboard.models``, ``pegboard.quant``,
+``pegboard.attention``, ``pegboard.platforms``, ``pegboard.connectors`` or ``pegboard.plugins`` (everything else). The
+entry point names a module; the module's functions marked with `hookimpl` are its hooks. A module may implement any of
+the hooks below, whatever its group.
+
+Rules for all hooks:
+
+* Called once per process at start-up, in the front end and in each engine process; never in the step loop.
+* Must be quick and must not import torch: return descriptors with lazy references.
+* May take fewer arguments than the specification, also none.
+* May fail: the plugin is then rolled back as a whole and shown as failed; it is fatal only if the run needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from pegboard.api.attention import AttentionBackend
+    from pegboard.api.checkpoint import CheckpointSource
+    from pegboard.api.command import Command
+    from pegboard.api.context import PluginContext
+    from pegboard.api.model import ModelFamily
+    from pegboard.api.ops import OpVersion
+    from pegboard.api.platform import Platform
+    from pegboard.api.quant import QuantFormat
+
+__all__ = ["HOOK_SURFACES", "Hooks", "hookimpl", "hookspec"]
+
+hookspec = pluggy.HookspecMarker("pegboard")
+hookimpl = pluggy.HookimplMarker("pegboard")
+
+HOOK_SURFACES = {
+    "pegboard_attention_backends": "attention",
+    "pegboard_checkpoint_sources": "checkpoint",
+    "pegboard_commands": "command",
+    "pegboard_model_families": "model",
+    "pegboard_ops": "ops",
+    "pegboard_platforms": "platform",
+    "pegboard_quant_formats": "quant",
+}
+"""Which surface each hook registers into."""
+
+
+class Hooks:
+    """The hook specifications."""
+
+    @hookspec
+    def pegboard_model_families(self, ctx: PluginContext) -> Iterable[ModelFamily]:
+        """Model families: configuration reader, module builder and weight map for a set of architectures."""
+        return ()
+
+    @hookspec
+    def pegboard_quant_formats(self, ctx: PluginContext) -> Iterable[QuantFormat]:
+        """Number formats of stored weights and the methods that compute with them."""
+        return ()
+
+    @hookspec
+    def pegboard_checkpoint_sources(self, ctx: PluginContext) -> Iterable[CheckpointSource]:
+        """Readers of checkpoint files."""
+        return ()
+
+    @hookspec
+    def pegboard_attention_backends(self, ctx: PluginContext) -> Iterable[AttentionBackend]:
+        """Attention kernels over the paged KV cache."""
+        return ()
+
+    @hookspec
+    def pegboard_platforms(self, ctx: PluginContext) -> Iterable[Platform]:
+        """Devices."""
+        return ()
+
+    @hookspec
+    def pegboard_ops(self, ctx: PluginContext) -> Iterable[OpVersion]:
+        """Faster versions of the named ops of `pegboard.nn`."""
+        return ()
+
+    @hookspec
+    def pegboard_commands(self, ctx: PluginContext) -> Iterable[Command]:
+        """Further sub-commands of ``pegboard``."""
+        return ()

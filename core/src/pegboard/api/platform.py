@@ -1,0 +1,92 @@
+"""Surface *platform*: a device and what it can do.
+
+Called by: the engine at start-up to choose (`probe`), then by the executor in the process that holds the device. The
+protocols are small on purpose: a platform implements `Device`, `Memory` and `Execution`, and communication where it
+can serve several ranks. ``NullPlatform`` in `pegboard.testing` is the smallest one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from pegboard.api.descriptor import LazyRef
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Device", "DeviceRuntime", "Execution", "Memory", "Platform", "ProbeResult"]
+
+
+@attrs.frozen
+class ProbeResult:
+    """Answer of a probe: usable here, or why not."""
+
+    present: bool
+    reason: str
+    """One sentence for the log and for selection errors, e.g. ``"no CUDA driver found"``."""
+
+
+@attrs.frozen
+class Platform:
+    """Descriptor of a platform.
+
+    `probe` refers to a function ``() -> ProbeResult`` that is quick, never raises and does not import torch unless it
+    must. `runtime` refers to a callable ``(index: int) -> DeviceRuntime``. Among usable platforms the highest
+    `priority` wins, and a tie is an error that names both (``--platform`` decides).
+    """
+
+    name: str
+    probe: LazyRef = attrs.field(converter=LazyRef.of)
+    runtime: LazyRef = attrs.field(converter=LazyRef.of)
+    priority: int = 0
+
+    def claims(self) -> tuple[str, ...]:
+        return ()
+
+
+class Device(Protocol):
+    """Identity and number formats."""
+
+    def torch_device(self) -> torch.device: ...
+
+    def dtypes(self) -> tuple[str, ...]:
+        """Names of supported compute dtypes, the preferred first, e.g. ``("bfloat16", "float32")``."""
+        ...
+
+
+class Memory(Protocol):
+    """Byte counts."""
+
+    def total_bytes(self) -> int:
+        """Memory that this process may use on the device."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Memory free now."""
+        ...
+
+    def cache_limit(self) -> int | None:
+        """Most bytes that a KV cache should take unless the user asks for more; None for no such limit."""
+        ...
+
+
+class Execution(Protocol):
+    """How work is ordered on the device."""
+
+    def synchronize(self) -> None:
+        """Wait until all submitted work is done."""
+        ...
+
+
+class DeviceRuntime(Protocol):
+    """One opened device, held by one worker."""
+
+    device: Device
+    memory: Memory
+    execution: Execution
+
+    def facts(self) -> dict[str, Any]:
+        """Name, cores, capabilities: plain values for the banner, the bug report and op conditions."""
+        ...

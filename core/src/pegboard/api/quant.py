@@ -1,0 +1,152 @@
+"""Surface *quantisation*: number formats of stored weights and how to compute with them.
+
+Called by: `pegboard.nn` while a model is built (`Quantizer.method`), by the weight loader (`LinearMethod.parameters`,
+`finalise`), and in every step (`apply`, `lookup`). All of it in the process that holds the device.
+
+A layer has one weight owner, its method. A layer may be a stack of parts (q, k and v; gate and up) and the parts may be
+stored in different types; the method sees the whole stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import attrs
+
+from pegboard.api.descriptor import LazyRef
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "LayerKind",
+    "LayerSpec",
+    "LinearMethod",
+    "ParallelRole",
+    "ParamSpec",
+    "QuantContext",
+    "QuantFormat",
+    "Quantizer",
+    "SourceTensor",
+]
+
+LayerKind = Literal["linear", "embedding", "head", "experts"]
+ParallelRole = Literal["replicated", "column", "row", "vocab"]
+
+
+@attrs.frozen
+class QuantFormat:
+    """Descriptor of a quantisation.
+
+    `quantizer` refers to ``(ctx: QuantContext) -> Quantizer``. `methods` are the names that a checkpoint's
+    ``quantization_config.quant_method`` may carry, `stored_types` the tensor types that it computes with.
+    """
+
+    name: str
+    quantizer: LazyRef = attrs.field(converter=LazyRef.of)
+    methods: tuple[str, ...] = ()
+    stored_types: tuple[str, ...] = ()
+    covers: tuple[LayerKind, ...] = ("linear",)
+
+    def claims(self) -> tuple[str, ...]:
+        return (*(f"method:{m}" for m in self.methods), *(f"type:{t}" for t in self.stored_types))
+
+
+@attrs.frozen
+class QuantContext:
+    """What a quantizer knows: compute dtype by torch name, platform facts, the checkpoint's own quantisation keys."""
+
+    dtype: str
+    """Compute dtype, ``"float32"`` (exact arithmetic expected), ``"bfloat16"`` or ``"float16"``."""
+    platform: Mapping[str, Any] = attrs.field(factory=dict)
+    """`DeviceRuntime.facts()`."""
+    config: Mapping[str, Any] = attrs.field(factory=dict)
+    """``quantization_config`` of the checkpoint, empty if it has none."""
+
+
+@attrs.frozen
+class SourceTensor:
+    """A stored tensor that will fill one part of a layer."""
+
+    name: str
+    stored_type: str
+    shape: tuple[int, ...]
+
+
+@attrs.frozen
+class LayerSpec:
+    """One layer with weights, before it is loaded."""
+
+    prefix: str
+    """Name in the model's own tree, e.g. ``"layers.3.attn.qkv"``."""
+    kind: LayerKind
+    in_features: int
+    part_sizes: tuple[int, ...]
+    """Output features of each part, over all ranks; rows of an embedding."""
+    role: ParallelRole = "replicated"
+    rank: int = 0
+    world: int = 1
+    experts: int = 0
+    sources: tuple[tuple[SourceTensor, ...], ...] = ()
+    """Per part, every stored tensor of that part, e.g. weight and scale. Empty when weights are not loaded."""
+
+
+@attrs.frozen
+class ParamSpec:
+    """One tensor per part that the loader delivers."""
+
+    name: str
+    """Last component of the stored name, e.g. ``"weight"``."""
+    shape: tuple[int, ...]
+    """Whole, not sharded; a block type counts bytes on its last axis."""
+    dtype: str
+    """torch name; the loader converts plain types to it and refuses anything else."""
+    shard_axis: int | None = None
+    granule: int = 1
+    """A shard starts and ends at a multiple of this many elements of `shard_axis`."""
+
+
+class LinearMethod(Protocol):
+    """Computes with one layer's weights.
+
+    `Params` are the method's own runtime values: tensors or opaque handles by name. A layer holds them and hands them
+    back in every call; the method itself keeps no tensors.
+    """
+
+    def parameters(self, part: int) -> tuple[ParamSpec, ...]:
+        """Tensors that part number `part` needs."""
+        ...
+
+    def finalise(
+        self, loaded: Mapping[str, Sequence[torch.Tensor]], runtime: Mapping[str, Any] | None
+    ) -> Mapping[str, Any]:
+        """Turn loaded tensors (one per part and name, on the device, this rank's shard) into runtime parameters.
+
+        May consume `loaded`. With `runtime` given (a weight update) the existing parameters are written in place, so
+        that captured graphs stay valid.
+        """
+        ...
+
+    def apply(self, params: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
+        """``x [rows, in] -> [rows, sum(part_sizes)]`` in the dtype of `x`, without bias."""
+        ...
+
+    def lookup(self, params: Mapping[str, Any], ids: torch.Tensor) -> torch.Tensor:
+        """Rows of an embedding: ``ids [n] -> [n, in]`` in the compute dtype."""
+        ...
+
+    def dequantise(self, params: Mapping[str, Any]) -> torch.Tensor:
+        """The whole weight ``float32 [sum(part_sizes), in]``: the oracle of `apply` and `lookup`."""
+        ...
+
+
+class Quantizer(Protocol):
+    """Chooses a method per layer."""
+
+    def method(self, layer: LayerSpec) -> LinearMethod | None:
+        """The method for `layer`, or None to leave it to the plain one.
+
+        Raises `UnsupportedError` naming the layer and the type if the layer is quantised in a way it cannot serve.
+        """
+        ...

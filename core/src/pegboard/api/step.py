@@ -1,0 +1,123 @@
+"""The values that pass between scheduler and runner: a plan, late inputs, a result.
+
+Plain host data, cheap to make and to serialise. A plan names requests by *slot*, the place of a request's state on the
+device. The scheduler assigns slots; a slot is used again only after the update of the last step that named it.
+
+A request has tokens known (prompt and sampled) and tokens computed (those whose keys and values are in the cache). A
+row of a plan says: compute `count` tokens from `start` on, and, if that reaches the last known token, sample the next.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pegboard.api.params import SamplingParams
+
+__all__ = [
+    "BlockCopy",
+    "LateInputs",
+    "NewRow",
+    "PromptLogprobs",
+    "StepPlan",
+    "StepResult",
+    "TokenLogprobs",
+]
+
+
+class NewRow(msgspec.Struct):
+    """Everything that the runner must know of a request when it gets a slot (first time or after a preemption)."""
+
+    slot: int
+    prompt_ids: list[int]
+    output_ids: list[int]
+    """Tokens sampled before a preemption."""
+    params: SamplingParams
+    seed: int
+    child: int
+    """Index among the n sequences of one request; part of the key of every random draw."""
+    end_ids: list[int]
+    """Ids that end the request (end of sequence and stop ids); masked before `min_tokens`."""
+    blocks: list[list[int]]
+    """Block ids per KV group for the tokens that are computed already (cache hits, forks)."""
+
+
+class BlockCopy(msgspec.Struct):
+    """Copy the first `tokens` tokens of block `source` to block `target`, before the step's forward pass."""
+
+    group: int
+    source: int
+    target: int
+    tokens: int
+
+
+class StepPlan(msgspec.Struct):
+    """One step. The columns `slots`, `starts`, `counts`, `samples`, `new_blocks` have one entry per row."""
+
+    step_id: int
+    slots: list[int]
+    starts: list[int]
+    """Tokens computed before this step."""
+    counts: list[int]
+    """Tokens to compute, at least 1."""
+    samples: list[bool]
+    """The row reaches its last known token, so a token is sampled."""
+    new_blocks: list[list[list[int]]]
+    """Per row and group, block ids to append to the row's block table."""
+    new_rows: list[NewRow] = msgspec.field(default_factory=list)
+    freed_slots: list[int] = msgspec.field(default_factory=list)
+    """Slots that no later plan names (finished, aborted, preempted)."""
+    resync: bool = False
+    """The runner forgets all slots first; `new_rows` then holds every running request."""
+    copies: list[BlockCopy] = msgspec.field(default_factory=list)
+    common_prefix: list[int] = msgspec.field(default_factory=list)
+    """Per group, leading blocks that all rows share."""
+    draft_counts: list[int] = msgspec.field(default_factory=list)
+    """Per row, draft tokens among `counts`; empty without speculation."""
+    dummy: bool = False
+    """Run a forward pass without requests, so that other ranks can proceed."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.slots)
+
+    @property
+    def tokens(self) -> int:
+        """Query tokens of the step."""
+        return sum(self.counts)
+
+
+class LateInputs(msgspec.Struct):
+    """What depended on the previous step's tokens and is ready only after the forward pass was started."""
+
+    step_id: int
+    masks: dict[int, bytes] = msgspec.field(default_factory=dict)
+    """Slot → allowed-token bitmask, little-endian, one bit per token of the vocabulary."""
+
+
+class TokenLogprobs(msgspec.Struct):
+    """Log-probabilities at one position: the chosen token first, then the likeliest ones in falling order."""
+
+    ids: list[int]
+    logprobs: list[float]
+    rank: int
+    """Rank of the chosen token, 1 for the likeliest."""
+
+
+class PromptLogprobs(msgspec.Struct):
+    """Log-probabilities of the prompt tokens at positions ``first, first + 1, …``."""
+
+    first: int
+    entries: list[TokenLogprobs]
+
+
+class StepResult(msgspec.Struct):
+    """Host data only. `token_ids[i]` are the tokens sampled for `slots[i]`, the rows with `samples` in row order."""
+
+    step_id: int
+    slots: list[int]
+    token_ids: list[list[int]]
+    logprobs: dict[int, list[TokenLogprobs]] = msgspec.field(default_factory=dict)
+    """By slot, one entry per sampled token, for requests that asked."""
+    prompt_logprobs: dict[int, PromptLogprobs] = msgspec.field(default_factory=dict)
+    failed: dict[int, str] = msgspec.field(default_factory=dict)
+    """By slot, why this row could not be served; it ends alone."""

@@ -1,0 +1,81 @@
+"""Frozen views of what the scheduler knows, for plugins. They never hand out the scheduler's own objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pegboard.api.params import SamplingParams
+
+__all__ = ["BlocksView", "EngineOutput", "EngineRequest", "RequestView"]
+
+
+class EngineRequest(msgspec.Struct):
+    """A checked request as it enters the engine: token ids, no text."""
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    """Drawn by the front end if the user gave none."""
+    end_ids: list[int] = msgspec.field(default_factory=list)
+    """The model's end ids and the request's stop ids; sampling one of them ends the request."""
+    max_tokens: int = 16
+    """`params.max_tokens` bounded by the room in the context."""
+    arrival: float = 0.0
+    """Seconds since the epoch."""
+    priority: int = 0
+    """Lower runs first, where the policy looks at it."""
+    parent: str | None = None
+    """The request whose prompt this one shares (n > 1)."""
+    child: int = 0
+    cache_salt: str | None = None
+    adapter: str | None = None
+    """Stable identity of the adapter (content, not name)."""
+    media: list[tuple[int, int, bytes]] = msgspec.field(default_factory=list)
+    """``(offset, length, digest)`` of each media item in the prompt, in order."""
+    kv_transfer: dict[str, Any] | None = None
+
+
+class EngineOutput(msgspec.Struct):
+    """What one step brought for one request."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    """``"stop"``, ``"length"``, ``"abort"``, ``"error"``."""
+    stop_reason: int | str | None = None
+    """The stop id or text that ended it; None for an end-of-sequence id."""
+    logprobs: list[Any] | None = None
+    """`TokenLogprobs` per token."""
+    prompt_logprobs: Any | None = None
+    """`PromptLogprobs` of this step's chunk."""
+    cached_tokens: int = 0
+    """Prompt tokens that came from the prefix cache."""
+    error: str | None = None
+
+
+class RequestView(msgspec.Struct, frozen=True):
+    """A request as plugins see it."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    computed: int
+    """Tokens whose keys and values are in the cache."""
+    block_hashes: Sequence[bytes]
+    priority: int
+    arrival: float
+    params: SamplingParams
+    cache_salt: str | None
+    adapter: str | None
+    media: Sequence[tuple[int, int, bytes]]
+    kv_transfer: dict[str, Any] | None
+
+
+class BlocksView(msgspec.Struct, frozen=True):
+    """Block ids per KV group."""
+
+    groups: tuple[tuple[int, ...], ...]

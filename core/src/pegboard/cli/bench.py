@@ -1,0 +1,106 @@
+"""``pegboard bench``: measure an engine in this process."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pegboard.cli.options import engine_options, loading_bar
+from pegboard.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pegboard.engine.llm import LLM
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure speed."""
+
+
+@app.command()
+def latency(
+    model: Annotated[str, typer.Argument(help="A GGUF file, a checkpoint directory or a hub id.")],
+    batch_size: Annotated[int, typer.Option(help="Requests sent at once.")] = 1,
+    input_len: Annotated[int, typer.Option(help="Prompt tokens of each.")] = 1024,
+    output_len: Annotated[int, typer.Option(help="Output tokens of each.")] = 257,
+    runs: Annotated[int, typer.Option(help="Timed runs; the median is reported.")] = 3,
+    warmup: Annotated[int, typer.Option(help="Runs before the timed ones.")] = 1,
+    dtype: Annotated[str, typer.Option(help="auto, float32 (exact), bfloat16 or float16.")] = "auto",
+    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="Engine settings, name=value.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """The closed workload: a batch at once, and a twin with one output token for the prefill time.
+
+    TPOT is the difference of the two times over the further output tokens; the twin's time is the batch's TTFT.
+    """
+    from pegboard.engine.llm import LLM
+
+    if output_len < 2 or batch_size < 1 or runs < 1 or input_len < 1:
+        raise ConfigError("output-len must be at least 2; batch-size, runs and input-len at least 1")
+    settings = {
+        "dtype": dtype,
+        "max_model_len": input_len + output_len,
+        "max_num_seqs": max(batch_size, 8),
+        **engine_options(option or []),
+    }
+    with loading_bar(quiet=as_json) as progress, LLM(model, progress=progress, **settings) as llm:
+        progress.finish()
+        figures = closed_workload(llm, batch_size, input_len, output_len, runs, warmup)
+    print(json.dumps(figures) if as_json else _table(figures))
+
+
+def closed_workload(
+    llm: LLM, batch: int, input_len: int, output_len: int, runs: int, warmup: int
+) -> dict[str, Any]:
+    """Run the workload; times in seconds. No prompt is ever used twice, so the prefix cache cannot help."""
+    draws = random.Random(0)
+    first: list[float] = []
+    whole: list[float] = []
+    for number in range(warmup + runs):
+        one = _timed(llm, draws, batch, input_len, 1)
+        many = _timed(llm, draws, batch, input_len, output_len)
+        if number >= warmup:
+            first.append(one)
+            whole.append(many)
+    ttft, total = statistics.median(first), statistics.median(whole)
+    return {
+        "batch": batch,
+        "input_len": input_len,
+        "output_len": output_len,
+        "runs": runs,
+        "ttft_s": ttft,
+        "tpot_s": (total - ttft) / (output_len - 1),
+        "total_s": total,
+        "prefill_tok_s": batch * input_len / ttft,
+        "decode_tok_s": batch * (output_len - 1) / (total - ttft),
+    }
+
+
+def _timed(llm: LLM, draws: random.Random, batch: int, input_len: int, output_len: int) -> float:
+    from pegboard.api.params import SamplingParams
+
+    vocabulary = llm.model.facts.vocab_size
+    prompts = [[draws.randrange(vocabulary) for _ in range(input_len)] for _ in range(batch)]
+    params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
+    begin = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - begin
+
+
+def _table(figures: dict[str, Any]) -> str:
+    rows = (
+        ("requests at once", f"{figures['batch']}"),
+        ("tokens in / out", f"{figures['input_len']} / {figures['output_len']}"),
+        ("TTFT of the batch", f"{1000 * figures['ttft_s']:.1f} ms"),
+        ("TPOT", f"{1000 * figures['tpot_s']:.2f} ms"),
+        ("prefill", f"{figures['prefill_tok_s']:.0f} tok/s"),
+        ("decode", f"{figures['decode_tok_s']:.1f} tok/s"),
+    )
+    return "\n".join(f"{name:<18} {value}" for name, value in rows)

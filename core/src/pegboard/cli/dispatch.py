@@ -1,0 +1,164 @@
+"""From ``sys.argv`` to a command, and from its errors to an exit code.
+
+This layer parses two options and one word by hand: importing a command-line library would take longer than everything
+else that ``pegboard --help`` does. Each command parses its own arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from pegboard.errors import ConfigError, PegboardError, PluginError
+
+if TYPE_CHECKING:
+    from pegboard.api.command import Command
+    from pegboard.plugins import Board
+
+__all__ = ["TRACEBACK_VARIABLE", "ArgvCommand", "run"]
+
+TRACEBACK_VARIABLE = "PEGBOARD_TRACEBACK"
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+_USAGE = """Usage: pegboard COMMAND [ARGS]...
+
+An LLM inference engine that is a board with pegs.
+
+Options:
+  -h, --help     Show this text; 'pegboard COMMAND --help' shows a command's own
+  -V, --version  Show the version
+"""
+
+
+@attrs.frozen
+class ArgvCommand:
+    """A command that parses its own words, for those that must start quickly. `function` returns the exit code."""
+
+    function: Callable[[Sequence[str]], int]
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (default: ``sys.argv``) and return its exit code.
+
+    0: done; 1: failed; 2: bad input; 130: interrupted. Deliberate errors are one message on stderr; with
+    ``PEGBOARD_TRACEBACK=1`` they pass through with their traceback.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except PegboardError as error:
+        if os.environ.get(TRACEBACK_VARIABLE) == "1":
+            raise
+        print(f"pegboard: error: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT if isinstance(error, ValueError) else EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return _stdout_gone()
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_help_text())
+        return EXIT_OK
+    if words[0] in ("-V", "--version"):
+        from pegboard.__about__ import __version__
+
+        print(f"pegboard {__version__}")
+        return EXIT_OK
+    if words[0].startswith("-"):
+        raise ConfigError(
+            f"there is no option {words[0]!r} before the command; see 'pegboard --help'"
+        )
+    return _invoke(_load(words[0]), words[0], words[1:])
+
+
+def _load(name: str) -> Any:
+    """The application of a command. The core's own are found without looking at any plugin."""
+    from pegboard.api.descriptor import LazyRef
+    from pegboard.cli.table import COMMANDS
+
+    for entry in COMMANDS:
+        if entry.name == name:
+            return LazyRef(entry.target).load()
+    board = _command_board()
+    command: Command | None = board.registry("command").get(name)
+    if command is None:
+        raise ConfigError(_unknown(name, board))
+    return command.app.load()
+
+
+def _invoke(app: Any, name: str, words: list[str]) -> int:
+    if isinstance(app, ArgvCommand):
+        return app.function(words)
+    import typer
+
+    if not isinstance(app, typer.Typer):
+        if not callable(app):
+            raise PluginError(
+                f"command {name!r} refers to {type(app).__name__}, not a typer.Typer or a function"
+            )
+        function, app = app, typer.Typer(add_completion=False)
+        app.command()(function)
+    try:
+        # The click command itself: Typer's own call would replace sys.excepthook.
+        typer.main.get_command(app).main(args=words, prog_name=f"pegboard {name}")
+    except SystemExit as done:
+        return _exit_code(done.code)
+    return EXIT_OK
+
+
+def _exit_code(code: Any) -> int:
+    if code is None:
+        return EXIT_OK
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return EXIT_FAILED
+
+
+def _command_board() -> Board:
+    """A board with only those plugins that declare commands; the others stay unimported."""
+    from pegboard.plugins import build_board
+
+    return build_board(surfaces=("command",))
+
+
+def _help_text() -> str:
+    board = _command_board()
+    commands = sorted(board.registry("command"), key=lambda command: command.name)
+    width = max(len(command.name) for command in commands)
+    lines = [f"  {command.name:<{width}}  {command.help}" for command in commands]
+    text = "\n".join([_USAGE, "Commands:", *lines, ""])
+    broken = [record.id for record in board.plugins if record.state in ("failed", "incompatible")]
+    if broken:
+        text += f"\nPlugins that did not load: {', '.join(broken)}; see 'pegboard plugins list'\n"
+    return text
+
+
+def _unknown(name: str, board: Board) -> str:
+    from difflib import get_close_matches
+
+    names = sorted(board.registry("command").names())
+    near = get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; commands are {', '.join(names)}"
+    missing = [record for record in board.plugins if record.state != "ready"]
+    if missing and not near:
+        hint += f" (not loaded: {', '.join(f'{r.id}, {r.state}' for r in missing)})"
+    return f"there is no command {name!r}{hint}"
+
+
+def _stdout_gone() -> int:
+    """The reader of a pipe has closed it; keep the interpreter from failing on the last flush."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_FAILED

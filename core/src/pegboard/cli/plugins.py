@@ -1,0 +1,108 @@
+"""``pegboard plugins``: what is installed, what became of it and why.
+
+The table is set by hand and the arguments go through argparse: typer and rich would each take over a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Sequence
+
+from pegboard.cli.dispatch import ArgvCommand
+from pegboard.plugins import VARIABLE, Board, PluginRecord, build_board
+
+__all__ = ["app"]
+
+_HEADER = ("id", "distribution", "version", "group", "surfaces", "state", "import", "registered")
+_SHOWN_KEYS = 4
+
+
+def _main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pegboard plugins", description="Inspect the installed plugins."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    listing = commands.add_parser(
+        "list", help="list every plugin found, with its state and what it registered"
+    )
+    listing.add_argument("--json", action="store_true", help="print one JSON object")
+    try:
+        options = parser.parse_args(words)
+    except SystemExit as done:
+        return int(done.code or 0)
+    board = build_board()
+    print(_as_json(board) if options.json else _as_text(board))
+    return 0
+
+
+app = ArgvCommand(_main)
+
+
+def _as_json(board: Board) -> str:
+    content = {
+        "allowlist": {"variable": VARIABLE, "value": board.allowlist.value},
+        "core": board.core.as_dict(),
+        "plugins": [record.as_dict() for record in board.plugins],
+        "notices": list(board.notices),
+    }
+    return json.dumps(content, indent=2)
+
+
+def _as_text(board: Board) -> str:
+    if not board.plugins:
+        table = "No plugins are installed."
+    else:
+        table = "\n".join(_aligned([_HEADER, *map(_row, board.plugins)]))
+    reasons = [
+        f"{record.qualified} is {record.state}: {record.reason}"
+        for record in board.plugins
+        if record.reason
+    ]
+    paragraphs = [table, *map(_wrapped, reasons), *map(_wrapped, _other_notices(board))]
+    return "\n".join(paragraphs)
+
+
+def _row(record: PluginRecord) -> tuple[str, ...]:
+    seconds = f"{1000 * record.import_seconds:.0f} ms" if record.import_seconds else "-"
+    return (
+        record.id,
+        record.distribution,
+        record.version,
+        record.group.rpartition(".")[2],
+        ",".join(record.surfaces) or "-",
+        record.state,
+        seconds,
+        _registered(record),
+    )
+
+
+def _registered(record: PluginRecord) -> str:
+    """``model:llama (hf:LlamaForCausalLM, +3)``: names with the first few claims."""
+    parts = []
+    for item in record.registered:
+        shown = [*item.claims[:_SHOWN_KEYS]]
+        if len(item.claims) > _SHOWN_KEYS:
+            shown.append(f"+{len(item.claims) - _SHOWN_KEYS}")
+        claims = f" ({', '.join(shown)})" if shown else ""
+        parts.append(f"{item.surface}:{item.name}{claims}")
+    return ", ".join(parts) or "-"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _other_notices(board: Board) -> list[str]:
+    """Notices that no record's reason tells already."""
+    told = [record.reason for record in board.plugins if record.reason]
+    return [notice for notice in board.notices if not any(reason in notice for reason in told)]
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, width=110, initial_indent="* ", subsequent_indent="  ")

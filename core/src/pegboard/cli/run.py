@@ -1,0 +1,94 @@
+"""``pegboard run``: one prompt, one streamed answer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pegboard.cli.options import engine_options, loading_bar
+from pegboard.errors import RequestError
+
+if TYPE_CHECKING:
+    from pegboard.engine.llm import LLM
+    from pegboard.engine.outputs import RequestOutput
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def run(
+    model: Annotated[str, typer.Argument(help="A GGUF file, a checkpoint directory or a hub id.")],
+    prompt: Annotated[str, typer.Argument(help="What to ask; '-' reads it from standard input.")],
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Complete the text as it is, without a chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of the answer.")] = 256,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: the model's.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Default: the model's.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Default: the model's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the draws.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32 (exact), bfloat16 or float16.")] = "auto",
+    max_model_len: Annotated[int | None, typer.Option(help="Longest prompt plus answer, in tokens.")] = None,
+    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="Further engine settings, name=value.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer only.")] = False,
+) -> None:
+    """Answer one prompt and stream the text."""
+    from pegboard.engine.llm import LLM
+
+    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+    sampling = {"max_tokens": max_tokens, **{k: v for k, v in given.items() if v is not None}}
+    settings = {"dtype": dtype, "max_model_len": max_model_len, **engine_options(option or [])}
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with loading_bar(quiet) as progress, LLM(model, progress=progress, **settings) as llm:
+        progress.finish()
+        _answer(llm, text, system, raw, sampling, quiet)
+
+
+def _answer(
+    llm: LLM, text: str, system: str | None, raw: bool, sampling: dict[str, Any], quiet: bool
+) -> None:
+    import msgspec
+
+    params = msgspec.structs.replace(llm.get_default_sampling_params(), **sampling)
+    prompt: Any = text if raw else llm.apply_chat_template(_messages(text, system))
+    begin = time.perf_counter()
+    first = None
+    last = None
+    for last in _printed(llm.stream(prompt, params)):
+        first = first or time.perf_counter()
+    print(flush=True)
+    if last is None:
+        return
+    if last.outputs[0].error:
+        raise RequestError(last.outputs[0].error)
+    if not quiet:
+        print(_summary(last, begin, first or begin, time.perf_counter()), file=sys.stderr)
+
+
+def _messages(text: str, system: str | None) -> list[dict[str, str]]:
+    user = {"role": "user", "content": text}
+    return [user] if system is None else [{"role": "system", "content": system}, user]
+
+
+def _printed(outputs: Iterator[RequestOutput]) -> Iterator[RequestOutput]:
+    """Pass outputs on, writing each new piece of text as it comes."""
+    shown = 0
+    for output in outputs:
+        text = output.outputs[0].text
+        sys.stdout.write(text[shown:])
+        sys.stdout.flush()
+        shown = len(text)
+        if output.outputs[0].token_ids:
+            yield output
+
+
+def _summary(output: RequestOutput, begin: float, first: float, end: float) -> str:
+    made = len(output.outputs[0].token_ids)
+    rate = f"{(made - 1) / (end - first):.1f} tok/s" if made > 1 else "one token"
+    return (
+        f"[{len(output.prompt_token_ids)} prompt tokens, {made} output tokens, {rate}, "
+        f"first token after {1000 * (first - begin):.0f} ms, finish: {output.outputs[0].finish_reason}]"
+    )

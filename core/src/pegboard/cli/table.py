@@ -1,0 +1,24 @@
+"""The core's own sub-commands, as data: ``pegboard --help`` reads this and imports none of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["COMMANDS", "CommandEntry"]
+
+
+class CommandEntry(NamedTuple):
+    """One sub-command; `target` is ``"module:attribute"`` as in `pegboard.api.command.Command`."""
+
+    name: str
+    help: str
+    target: str
+
+
+COMMANDS = (
+    CommandEntry("bench", "Measure latency and throughput of a model", "pegboard.cli.bench:app"),
+    CommandEntry(
+        "plugins", "Show the installed plugins and their state", "pegboard.cli.plugins:app"
+    ),
+    CommandEntry("run", "Complete one prompt with a model", "pegboard.cli.run:app"),
+)

@@ -1,0 +1,94 @@
+"""Putting an engine together: board, model, executor, cache, scheduler, front end."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from pegboard.api.descriptor import LazyRef
+from pegboard.api.executor import Executor
+from pegboard.api.kv import KVCacheConfig
+from pegboard.config.engine import EngineConfig
+from pegboard.config.model import ResolvedModel, resolve_model
+from pegboard.engine.core import EngineCore
+from pegboard.engine.inputs import InputProcessor
+from pegboard.engine.llm_engine import LLMEngine
+from pegboard.kv.groups import form_groups, size_cache
+from pegboard.logging import get_logger
+from pegboard.plugins import Board, load_plugins
+from pegboard.scheduler.scheduler import TokenBudgetScheduler
+from pegboard.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["BuiltEngine", "build_core", "build_engine"]
+
+LOCAL_EXECUTOR = LazyRef("pegboard.runner.local:LocalExecutor")
+"""Imported late: it is what brings torch in."""
+
+
+@attrs.frozen
+class BuiltEngine:
+    """An engine and what it was built from."""
+
+    config: EngineConfig
+    board: Board
+    model: ResolvedModel
+    cache: KVCacheConfig
+    tokenizer: Tokenizer | None
+    engine: LLMEngine
+
+
+def build_engine(
+    config: EngineConfig,
+    *,
+    board: Board | None = None,
+    progress: Callable[[int, int], Any] | None = None,
+) -> BuiltEngine:
+    """Discover, resolve, load, size, warm up.
+
+    `progress` is called with (bytes loaded, bytes in all) while weights stream in. Errors: `ConfigError`,
+    `CheckpointError`, `UnsupportedError`, `MissingPluginError`, `SelectionError`, `ResourceError`.
+    """
+    board = board or load_plugins(strict=config.strict_plugins)
+    model = resolve_model(board, config)
+    tokenizer = load_tokenizer(board, config, model)
+    executor = LOCAL_EXECUTOR.load()(board, config, model, progress=progress)
+    core, cache = build_core(config, executor, model.max_model_len)
+    inputs = InputProcessor(
+        encoder=tokenizer,
+        vocab_size=model.facts.vocab_size,
+        max_model_len=model.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        seeds=random.Random(config.seed),
+    )
+    return BuiltEngine(config, board, model, cache, tokenizer, LLMEngine(core, inputs, tokenizer))
+
+
+def build_core(
+    config: EngineConfig, executor: Executor, max_model_len: int
+) -> tuple[EngineCore, KVCacheConfig]:
+    """Load a model through its executor, decide the cache, and join scheduler and executor."""
+    executor.load()
+    groups = form_groups(executor.kv_slots(), config.block_size)
+    profile = executor.profile()
+    cache = size_cache(groups, config, profile.cache_bytes(config.gpu_memory_utilization), max_model_len)
+    get_logger("pegboard.engine").info("cache sized", blocks=cache.num_blocks, reason=cache.reason)
+    executor.allocate(cache)
+    executor.warm_up()
+    scheduler = TokenBudgetScheduler(config, cache, max_model_len)
+    return EngineCore(scheduler, executor), cache
+
+
+def load_tokenizer(board: Board, config: EngineConfig, model: ResolvedModel) -> Tokenizer | None:
+    """The tokeniser of the model, or of ``config.tokenizer``; None if the checkpoint has none at all."""
+    if config.tokenizer is not None:
+        from pegboard.config.sources import open_checkpoint
+
+        spec = open_checkpoint(board, config.tokenizer, None).tokenizer()
+    else:
+        spec = model.checkpoint.tokenizer()
+    return Tokenizer.from_spec(spec)

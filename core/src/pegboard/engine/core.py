@@ -1,0 +1,59 @@
+"""The engine's heart: a scheduler, an executor, and the sentence that joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pegboard.api.executor import Executor
+from pegboard.api.scheduler import Scheduler, SchedulerStats
+from pegboard.api.step import LateInputs, StepPlan
+from pegboard.api.views import EngineOutput, EngineRequest
+
+__all__ = ["EngineCore"]
+
+
+class EngineCore:
+    """Steps the scheduler and the executor. Lives in one thread of one process."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+
+    def step(self) -> list[EngineOutput]:
+        """Run one step and return what it brought for each request.
+
+        An exception from the executor is a fault of the engine, not of a request: the caller ends all requests.
+        """
+        plan = self.scheduler.plan()
+        pending = self.executor.execute(plan)
+        pending.sample(self._late(plan))
+        return self.scheduler.update(plan, pending.result())
+
+    def _late(self, plan: StepPlan) -> LateInputs:
+        """Inputs that waited for the previous step's tokens."""
+        return LateInputs(step_id=plan.step_id)
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a checked request; see `Scheduler.add`."""
+        self.scheduler.add(request)
+
+    def abort(self, ids: Iterable[str]) -> list[EngineOutput]:
+        """Drop requests; see `Scheduler.abort`."""
+        return self.scheduler.abort(ids)
+
+    def finish(self, ids: Iterable[str], reason: str) -> None:
+        """End requests whose end was found in the text; see `Scheduler.finish`."""
+        self.scheduler.finish(ids, reason)
+
+    def has_work(self) -> bool:
+        return self.scheduler.has_work()
+
+    def stats(self) -> SchedulerStats:
+        return self.scheduler.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        return self.scheduler.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Release the device."""
+        self.executor.close()

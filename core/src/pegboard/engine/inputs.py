@@ -1,0 +1,174 @@
+"""Front end, inwards: from what a user gives to checked `EngineRequest`s.
+
+Every rule that needs the model's facts (vocabulary, context) is here, so that nothing invalid reaches the engine.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+import msgspec
+
+from pegboard.api.params import SamplingParams
+from pegboard.api.views import EngineRequest
+from pegboard.errors import RequestError
+
+__all__ = ["InputProcessor", "Prompt", "TokenisedPrompt"]
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": ids}`` with an optional ``cache_salt``."""
+
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+class _Encoder(Protocol):
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+
+@attrs.frozen
+class TokenisedPrompt:
+    """A prompt whose ids were checked."""
+
+    ids: list[int]
+    text: str | None = None
+    cache_salt: str | None = None
+
+
+@attrs.define
+class InputProcessor:
+    """Turns prompts and parameters into requests."""
+
+    encoder: _Encoder | None
+    """None without a tokeniser: prompts must then be token ids."""
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    seeds: random.Random
+    """Draws a seed for each request that brings none, in the order of submission."""
+
+    def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
+        """Token ids of any form of prompt, checked. Raises `RequestError` with field ``prompt``."""
+        if isinstance(prompt, Mapping):
+            return self._from_mapping(prompt)
+        if isinstance(prompt, str):
+            return self.checked(self._encode(prompt), text=prompt)
+        if isinstance(prompt, Iterable):
+            return self.checked(list(prompt))
+        raise _bad_prompt(f"a {type(prompt).__name__} is neither text, nor token ids, nor a mapping")
+
+    def checked(
+        self, ids: list[Any], *, text: str | None = None, salt: str | None = None
+    ) -> TokenisedPrompt:
+        """Check token ids: not empty, integers, inside the vocabulary, not longer than the context."""
+        if not ids:
+            raise _bad_prompt("it is empty and the tokeniser adds no beginning-of-sequence token")
+        for place, token in enumerate(ids):
+            if not isinstance(token, int) or isinstance(token, bool):
+                raise _bad_prompt(f"token {place} is {token!r}, not an integer")
+            if not 0 <= token < self.vocab_size:
+                raise _bad_prompt(f"token {place} is {token}, outside 0 to {self.vocab_size - 1}")
+        if len(ids) > self.max_model_len:
+            raise _bad_prompt(
+                f"it has {len(ids)} tokens, but the context holds {self.max_model_len} "
+                "tokens of prompt and output together (max_model_len)"
+            )
+        return TokenisedPrompt(ids, text, salt)
+
+    def requests(
+        self,
+        request_id: str,
+        prompt: TokenisedPrompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        arrival: float | None = None,
+    ) -> list[EngineRequest]:
+        """One engine request per sequence; those after the first share the prompt of the first."""
+        self.check_params(params)
+        first = EngineRequest(
+            request_id=f"{request_id}.0",
+            prompt_ids=prompt.ids,
+            params=params,
+            seed=self.seeds.getrandbits(63) if params.seed is None else params.seed,
+            end_ids=self._end_ids(params),
+            max_tokens=self._room(len(prompt.ids), params),
+            arrival=time.time() if arrival is None else arrival,
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+        )
+        return [first] + [self._child(first, request_id, number) for number in range(1, params.n)]
+
+    def check_params(self, params: Any) -> None:
+        """Check what depends on the model: every token id lies in the vocabulary."""
+        if not isinstance(params, SamplingParams):
+            raise RequestError(
+                f"sampling_params must be SamplingParams, not {type(params).__name__}",
+                field="sampling_params",
+            )
+        for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token in getattr(params, field) or ():
+                if token >= self.vocab_size:
+                    raise RequestError(
+                        f"{field} names token {token}, outside 0 to {self.vocab_size - 1}",
+                        field=field,
+                    )
+
+    def _from_mapping(self, prompt: Mapping[str, Any]) -> TokenisedPrompt:
+        unknown = [key for key in prompt if key not in _PROMPT_KEYS]
+        if unknown:
+            raise _bad_prompt(f"key {unknown[0]!r} is not one of {', '.join(_PROMPT_KEYS)}")
+        salt = prompt.get("cache_salt")
+        if salt is not None and (not isinstance(salt, str) or not salt):
+            raise RequestError(f"cache_salt={salt!r} must be a non-empty string", field="cache_salt")
+        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if ids is not None:
+            if isinstance(ids, str) or not isinstance(ids, Iterable):
+                raise _bad_prompt(f"prompt_token_ids is a {type(ids).__name__}, not a list of ids")
+            return self.checked(list(ids), text=text, salt=salt)
+        if not isinstance(text, str):
+            raise _bad_prompt("a mapping needs 'prompt' (text) or 'prompt_token_ids' (a list of ids)")
+        return self.checked(self._encode(text), text=text, salt=salt)
+
+    def _encode(self, text: str) -> list[int]:
+        if self.encoder is None:
+            raise _bad_prompt("this engine has no tokeniser; give token ids")
+        return self.encoder.encode(text)
+
+    def _end_ids(self, params: SamplingParams) -> list[int]:
+        own = [] if params.ignore_eos else list(self.eos_token_ids)
+        return list(dict.fromkeys(own + list(params.stop_token_ids or ())))
+
+    def _room(self, prompt_tokens: int, params: SamplingParams) -> int:
+        room = self.max_model_len - prompt_tokens
+        wanted = params.max_tokens
+        if wanted is not None and wanted <= room:
+            return wanted
+        if wanted is None and room >= 1:
+            return room
+        asked = "at least one output token" if wanted is None else f"max_tokens={wanted}"
+        raise RequestError(
+            f"the context holds {self.max_model_len} tokens (max_model_len), but the prompt has "
+            f"{prompt_tokens} and {asked} was asked for",
+            field="max_tokens",
+        )
+
+    @staticmethod
+    def _child(first: EngineRequest, request_id: str, number: int) -> EngineRequest:
+        params = first.params
+        if params.prompt_logprobs is not None:  # the first sequence reports them for all
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        return msgspec.structs.replace(
+            first,
+            request_id=f"{request_id}.{number}",
+            params=params,
+            parent=first.request_id,
+            child=number,
+        )
+
+
+def _bad_prompt(reason: str) -> RequestError:
+    return RequestError(f"the prompt is not valid: {reason}", field="prompt")

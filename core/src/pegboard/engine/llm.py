@@ -1,0 +1,239 @@
+"""`LLM`: a model in this process, for batches of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pegboard.api.params import SamplingParams
+from pegboard.config.engine import EngineConfig
+from pegboard.config.generation import sampling_defaults
+from pegboard.engine.build import build_engine
+from pegboard.engine.inputs import Prompt, TokenisedPrompt
+from pegboard.engine.outputs import RequestOutput
+from pegboard.errors import RequestError
+from pegboard.text.chat import ChatTemplate
+from pegboard.text.tokenizer import Tokenizer
+
+__all__ = ["LLM"]
+
+Message = Mapping[str, Any]
+Conversation = Sequence[Message]
+
+
+class LLM:
+    """A language model that answers batches of prompts.
+
+    Args:
+        model: Path of a checkpoint (a directory of safetensors, a GGUF file) or a hub id.
+        options: Settings of `EngineConfig`, for example ``dtype``, ``max_model_len``, ``block_size``,
+            ``max_num_seqs``, ``max_num_batched_tokens``, ``num_gpu_blocks_override``, ``kv_cache_memory_bytes``,
+            ``enable_prefix_caching``, ``seed``.
+
+    Raises:
+        ConfigError: A setting is not allowed.
+        CheckpointError: The model's files are missing or malformed.
+        MissingPluginError: No installed plugin serves the model; the message says which one would.
+        ResourceError: The model does not fit; the message says what would.
+    """
+
+    def __init__(
+        self, model: str, *, progress: Callable[[int, int], Any] | None = None, **options: Any
+    ) -> None:
+        built = build_engine(EngineConfig.from_options({"model": model, **options}), progress=progress)
+        self.config = built.config
+        self.model = built.model
+        self.cache = built.cache
+        self.board = built.board
+        self.engine = built.engine
+        self._tokenizer = built.tokenizer
+        self._serial = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer prompts; results in the order of the prompts.
+
+        Args:
+            prompts: Text, a list of token ids, a mapping (``{"prompt": …}`` or ``{"prompt_token_ids": …}``, with an
+                optional ``cache_salt``), or a list of these.
+            sampling_params: One for all, one per prompt, or None for the model's own defaults. A list of prompts with
+                one seed gives each prompt that seed, so equal prompts get equal answers.
+            use_tqdm: Show a progress bar on the terminal.
+            priority: One integer per prompt, lower first, where the policy looks at it.
+
+        Raises:
+            RequestError: A prompt or parameter is not allowed. All are checked before any of them runs.
+        """
+        listed = _listed(prompts)
+        params = self._params_for(sampling_params, len(listed))
+        ranks = _ranks(priority, len(listed))
+        tokenised = [self._tokenise(prompt, place, len(listed)) for place, prompt in enumerate(listed)]
+        return self._run(tokenised, params, ranks, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, through the model's chat template."""
+        conversations = _conversations(messages)
+        options = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            **(chat_template_kwargs or {}),
+        }
+        prompts = [self.apply_chat_template(item, chat_template, **options) for item in conversations]
+        params = self._params_for(sampling_params, len(prompts))
+        return self._run(prompts, params, [0] * len(prompts), use_tqdm)
+
+    def apply_chat_template(
+        self, messages: Conversation, chat_template: str | None = None, **options: Any
+    ) -> TokenisedPrompt:
+        """Render a conversation and tokenise it; special tokens are those that the template wrote."""
+        template = self._template(chat_template, with_tools=bool(options.get("tools")))
+        text = template.render(messages, **options)
+        return self.engine.inputs.checked(self.get_tokenizer().encode_chat(text), text=text)
+
+    def stream(
+        self, prompt: Prompt | TokenisedPrompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Answer one prompt, yielding its state after every step that changed it."""
+        params = self._params_for(sampling_params, 1)[0]
+        request_id = self._next_id()
+        self.engine.add_request(request_id, prompt, params)
+        try:
+            while self.engine.has_unfinished_requests():
+                yield from (item for item in self.engine.step() if item.request_id == request_id)
+        finally:
+            self.engine.abort_request(request_id)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokeniser."""
+        if self._tokenizer is None:
+            raise RequestError("this checkpoint has no tokeniser; give token ids", field="prompt")
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's authors recommend, else the defaults of `SamplingParams`."""
+        return SamplingParams(**sampling_defaults(self.model.checkpoint.generation_defaults))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; False if a running request still uses some."""
+        return self.engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Release the device."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(
+        self,
+        prompts: Sequence[TokenisedPrompt],
+        params: Sequence[SamplingParams],
+        ranks: Sequence[int],
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        ids: list[str] = []
+        done: dict[str, RequestOutput] = {}
+        try:
+            for prompt, param, rank in zip(prompts, params, ranks, strict=True):
+                request_id = self._next_id()
+                self.engine.add_request(request_id, prompt, param, priority=rank)
+                ids.append(request_id)
+            with _progress_bar(len(ids), use_tqdm) as bar:
+                while len(done) < len(ids):
+                    for output in self.engine.step():
+                        if output.finished:
+                            done[output.request_id] = output
+                            bar.update(1)
+        finally:
+            self.engine.abort_request([item for item in ids if item not in done])
+        return [done[request_id] for request_id in ids]
+
+    def _tokenise(self, prompt: Prompt, place: int, count: int) -> TokenisedPrompt:
+        try:
+            return self.engine.inputs.tokenise(prompt)
+        except RequestError as error:
+            if count == 1:
+                raise
+            raise RequestError(f"prompt {place}: {error}", field=error.field) from error
+
+    def _params_for(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        params = list(given) if isinstance(given, (list, tuple)) else [given] * count
+        if len(params) != count:
+            raise RequestError(
+                f"sampling_params has {len(params)} entries for {count} prompts", field="sampling_params"
+            )
+        for item in params:
+            self.engine.inputs.check_params(item)
+        return params  # type: ignore[return-value]
+
+    def _template(self, source: str | None, with_tools: bool) -> ChatTemplate:
+        named = self.model.checkpoint.chat_templates
+        return ChatTemplate.choose(
+            source or self.config.chat_template,
+            named,
+            with_tools=with_tools,
+            special_tokens=self.get_tokenizer().special_tokens,
+        )
+
+    def _next_id(self) -> str:
+        self._serial += 1
+        return str(self._serial - 1)
+
+
+def _listed(prompts: Any) -> list[Prompt]:
+    """A list of prompts: one text, one mapping or one list of ids is a single prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(
+            f"prompts is a {type(prompts).__name__}, not text, token ids, a mapping or a list of these",
+            field="prompts",
+        )
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]
+    return list(prompts)
+
+
+def _conversations(messages: Any) -> list[Conversation]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise RequestError("messages must be a non-empty list of messages", field="messages")
+    return [messages] if isinstance(messages[0], Mapping) else list(messages)
+
+
+def _ranks(priority: Sequence[int] | None, count: int) -> list[int]:
+    if priority is None:
+        return [0] * count
+    if len(priority) != count:
+        raise RequestError(f"priority has {len(priority)} entries for {count} prompts", field="priority")
+    return list(priority)
+
+
+def _progress_bar(total: int, shown: bool) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="prompts", disable=not shown, leave=False)

@@ -1,0 +1,183 @@
+"""Front end, outwards: from token ids to text, log-probabilities and finished requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from pegboard.api.params import Logprob, SamplingParams
+from pegboard.api.step import PromptLogprobs, TokenLogprobs
+from pegboard.api.views import EngineOutput, EngineRequest
+from pegboard.engine.inputs import TokenisedPrompt
+from pegboard.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from pegboard.text.logprobs import LogprobDecoder
+from pegboard.text.output import TextStream
+from pegboard.text.tokenizer import Tokenizer
+
+__all__ = ["OutputProcessor"]
+
+
+@attrs.define
+class _Sequence:
+    """One sequence of a request and the text that was made of it so far."""
+
+    completion: CompletionOutput
+    stream: TextStream | None
+    """None without a tokeniser or with ``detokenize=False``."""
+    include_stop: bool
+    """The stop token's text is part of the output."""
+
+
+@attrs.define
+class _Request:
+    output: RequestOutput
+    params: SamplingParams
+    sequences: dict[str, _Sequence]
+    """By the id of the engine's request."""
+
+
+class OutputProcessor:
+    """Keeps the visible state of every live request."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = LogprobDecoder(tokenizer) if tokenizer else None
+        self._requests: dict[str, _Request] = {}
+        self._owner: dict[str, str] = {}
+
+    def add(
+        self,
+        request_id: str,
+        prompt: TokenisedPrompt,
+        params: SamplingParams,
+        requests: Sequence[EngineRequest],
+    ) -> None:
+        """Begin to follow a request and its sequences."""
+        sequences = {item.request_id: self._sequence(item) for item in requests}
+        output = RequestOutput(
+            request_id=request_id,
+            prompt=prompt.text,
+            prompt_token_ids=list(prompt.ids),
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            outputs=[sequence.completion for sequence in sequences.values()],
+            finished=False,
+            metrics=RequestMetrics(arrival_time=requests[0].arrival),
+        )
+        self._requests[request_id] = _Request(output, params, sequences)
+        self._owner.update(dict.fromkeys(sequences, request_id))
+
+    def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[RequestOutput], list[str]]:
+        """Take a step's outputs.
+
+        Returns the requests that changed and the ids of engine requests that a stop string ended, which the engine
+        does not know yet.
+        """
+        changed: dict[str, RequestOutput] = {}
+        stopped: list[str] = []
+        for item in outputs:
+            request_id = self._owner.get(item.request_id)
+            if request_id is None:
+                continue  # ended here already, by a stop string or an abort
+            request = self._requests[request_id]
+            if self._take(request, item):
+                stopped.append(item.request_id)
+            self._close_finished(request_id, request)
+            changed[request_id] = request.output
+        return list(changed.values()), stopped
+
+    def drop(self, request_id: str, reason: str, error: str | None = None) -> list[str]:
+        """End a request from here; returns the ids of its engine requests that may still be alive."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return []
+        for sequence in request.sequences.values():
+            if not sequence.completion.finished:
+                sequence.completion.finish_reason = reason
+                sequence.completion.error = error
+        request.output.finished = True
+        return [item for item in request.sequences if self._owner.pop(item, None)]
+
+    def live(self) -> list[str]:
+        """Ids of the requests that have not ended."""
+        return list(self._requests)
+
+    def _sequence(self, item: EngineRequest) -> _Sequence:
+        params = item.params
+        completion = CompletionOutput(index=item.child)
+        if params.logprobs is not None:
+            completion.logprobs = []
+            completion.cumulative_logprob = 0.0
+        stream = None
+        if self._tokenizer is not None and params.detokenize:
+            stream = TextStream(self._tokenizer, params, prompt_ids=item.prompt_ids)
+        return _Sequence(completion, stream, params.include_stop_str_in_output)
+
+    def _take(self, request: _Request, item: EngineOutput) -> bool:
+        """Add one output to its sequence; True if a stop string ended it."""
+        if item.prompt_logprobs is not None:
+            self._take_prompt(request, item.prompt_logprobs)
+        sequence = request.sequences[item.request_id]
+        completion = sequence.completion
+        if item.token_ids and request.output.metrics.first_token_time is None:
+            request.output.metrics.first_token_time = time.time()
+        request.output.num_cached_tokens = max(request.output.num_cached_tokens, item.cached_tokens)
+        stop, used = self._take_text(sequence, item)
+        self._take_tokens(completion, item, used)
+        if stop is not None and item.finish_reason != "stop":
+            completion.finish_reason, completion.stop_reason = "stop", stop
+            return item.finish_reason is None
+        completion.finish_reason = item.finish_reason
+        completion.stop_reason = item.stop_reason
+        completion.error = item.error
+        return False
+
+    @staticmethod
+    def _take_text(sequence: _Sequence, item: EngineOutput) -> tuple[str | None, int]:
+        """Text of the new tokens; the stop string that was met, and how many tokens count."""
+        stream = sequence.stream
+        if stream is None:
+            return None, len(item.token_ids)
+        # The id that ended the output is part of its ids but, unless asked for, not of its text.
+        hidden = item.finish_reason == "stop" and not sequence.include_stop
+        shown = item.token_ids[:-1] if hidden else item.token_ids
+        delta = stream.push(shown)
+        sequence.completion.text += delta.text
+        if delta.stopped is not None:
+            return delta.stopped, delta.consumed
+        if item.finish_reason is not None:
+            rest = stream.finish()
+            sequence.completion.text += rest.text
+            if rest.stopped is not None:
+                return rest.stopped, len(item.token_ids)
+        return None, len(item.token_ids)
+
+    def _take_tokens(self, completion: CompletionOutput, item: EngineOutput, used: int) -> None:
+        completion.token_ids.extend(item.token_ids[:used])
+        if completion.logprobs is None or not item.logprobs:
+            return
+        for entry in item.logprobs[:used]:
+            completion.logprobs.append(self._entry(entry))
+            assert completion.cumulative_logprob is not None
+            completion.cumulative_logprob += entry.logprobs[0]
+
+    def _take_prompt(self, request: _Request, chunk: PromptLogprobs) -> None:
+        entries = request.output.prompt_logprobs
+        assert entries is not None and chunk.first == len(entries), "prompt logprobs have a gap"
+        entries.extend(self._entry(entry) for entry in chunk.entries)
+
+    def _entry(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        if self._decoder is not None:
+            return self._decoder.entry(entry)
+        ranks = [entry.rank, *range(1, len(entry.ids))]
+        items = list(zip(entry.ids, entry.logprobs, ranks, strict=True))
+        return {token: Logprob(value, rank) for token, value, rank in reversed(items)}
+
+    def _close_finished(self, request_id: str, request: _Request) -> None:
+        if all(sequence.completion.finished for sequence in request.sequences.values()):
+            request.output.finished = True
+            request.output.metrics.finished_time = time.time()
+            del self._requests[request_id]
+            for item in request.sequences:
+                self._owner.pop(item, None)

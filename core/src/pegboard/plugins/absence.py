@@ -1,0 +1,101 @@
+"""Why something is not on the board, in words for the person who can put it there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from types import MappingProxyType
+
+from pegboard.plugins.allowlist import Allowlist
+from pegboard.plugins.first_party import FirstParty
+from pegboard.plugins.record import GROUP_OF_SURFACE, PluginRecord
+
+__all__ = ["explain_absence", "surface_words"]
+
+_WORDS = MappingProxyType(
+    {
+        "attention": "attention backend",
+        "checkpoint": "checkpoint source",
+        "model": "model family",
+        "ops": "op version",
+        "quant": "quantisation format",
+    }
+)
+
+
+def surface_words(surface: str) -> str:
+    """What one thing of this surface is called in messages."""
+    return _WORDS.get(surface, surface)
+
+
+def explain_absence(
+    surface: str,
+    key: str | None,
+    *,
+    records: Sequence[PluginRecord],
+    first_party: Sequence[FirstParty],
+    allowlist: Allowlist,
+    loaded: Sequence[str],
+) -> str:
+    """Sentences that say what would provide `key` (None: anything of the surface) and why it is not there.
+
+    `loaded` are the keys that the surface has; they are listed where nothing better is known.
+    """
+    offering = [f for f in first_party if f.offers(surface, key)]
+    known = {f.distribution for f in first_party}
+    offered_by = {f.distribution for f in offering}
+    sentences = [
+        *_installed(surface, records, known, offered_by, allowlist),
+        *_not_installed(offering, records),
+    ]
+    if not sentences:
+        sentences = [_nothing_known(key, loaded)]
+    return " ".join(sentences)
+
+
+def _installed(
+    surface: str,
+    records: Iterable[PluginRecord],
+    known: set[str],
+    offered_by: set[str],
+    allowlist: Allowlist,
+) -> Iterator[str]:
+    """Installed plugins that did not load: first-party ones that would help, and strangers that might."""
+    for record in records:
+        certain = record.distribution in offered_by
+        stranger = record.distribution not in known and _may_offer(record, surface)
+        if record.state == "ready" or not (certain or stranger):
+            continue
+        verb = "provides it and" if certain else "might provide it; it"
+        yield f"{record.distribution} {record.version} {verb} is installed, but {_why(record, allowlist)}."
+
+
+def _may_offer(record: PluginRecord, surface: str) -> bool:
+    if record.surfaces:
+        return surface in record.surfaces
+    return record.group == GROUP_OF_SURFACE.get(surface, "pegboard.plugins")
+
+
+def _why(record: PluginRecord, allowlist: Allowlist) -> str:
+    if record.state == "blocked":
+        return f"{allowlist.setting} leaves it out: add {record.id!r} to it"
+    return f"it is {record.state}: {record.reason.rstrip('.')}"
+
+
+def _not_installed(
+    offering: Iterable[FirstParty], records: Iterable[PluginRecord]
+) -> Iterator[str]:
+    installed = {record.distribution for record in records}
+    missing = [f.distribution for f in offering if f.distribution not in installed]
+    if missing:
+        verb = "provides it and is" if len(missing) == 1 else "provide it and are"
+        yield f"{' or '.join(missing)} {verb} not installed: pip install {missing[0]}."
+
+
+def _nothing_known(key: str | None, loaded: Sequence[str]) -> str:
+    sentence = "No installed plugin and no first-party distribution of this release is known to provide it."
+    if not loaded:
+        return sentence
+    near = difflib.get_close_matches(key or "", list(loaded), n=1)
+    hint = f" (nearest: {near[0]!r})" if near else ""
+    return f"{sentence} Loaded: {', '.join(loaded)}{hint}."

@@ -1,0 +1,103 @@
+"""The board: every registry, every plugin's record, and the errors for what is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from pegboard.errors import DuplicateError, MissingPluginError, PluginError
+from pegboard.plugins.absence import explain_absence, surface_words
+from pegboard.plugins.allowlist import Allowlist
+from pegboard.plugins.first_party import FirstParty
+from pegboard.plugins.record import Candidate, PluginRecord
+from pegboard.plugins.registry import Registry
+
+__all__ = ["Board"]
+
+
+@attrs.frozen
+class Board:
+    """What `load_plugins` returns. Frozen: loading is over when it exists."""
+
+    plugins: tuple[PluginRecord, ...]
+    """Every plugin found, by group, name and distribution."""
+    core: PluginRecord
+    """The core, as the provider of what it registers itself."""
+    allowlist: Allowlist
+    notices: tuple[str, ...] = ()
+    """Sentences for the operator about the allowlist, stale metadata and failed plugins."""
+    _registries: Mapping[str, Registry[Any]] = attrs.field(factory=dict, repr=False)
+    _contested: Mapping[tuple[str, str], str] = attrs.field(factory=dict, repr=False)
+    _first_party: tuple[FirstParty, ...] = attrs.field(default=(), repr=False)
+    _candidates: tuple[Candidate, ...] = attrs.field(default=(), repr=False)
+    _search_path: Sequence[str] | None = attrs.field(default=None, repr=False)
+
+    def registry(self, surface: str) -> Registry[Any]:
+        """The registry of a surface (a key of `pegboard.api.levels.API_LEVELS`).
+
+        Raises `PluginError` for an unknown surface.
+        """
+        try:
+            return self._registries[surface]
+        except KeyError:
+            raise PluginError(
+                f"there is no surface {surface!r}; there are {', '.join(sorted(self._registries))}"
+            ) from None
+
+    def require(self, surface: str, key: str, *, wanted_by: str) -> Any:
+        """The descriptor with this name or claim; without it the run cannot go on.
+
+        `wanted_by` says who asks, e.g. ``"architectures in config.json"``. Raises `MissingPluginError` saying what
+        would provide it and why it is absent, or `DuplicateError` if two distributions claim it.
+        """
+        contested = self._contested.get((surface, key))
+        if contested is not None:
+            raise DuplicateError(f"{contested} (wanted by {wanted_by})")
+        found = self.registry(surface).get(key)
+        if found is None:
+            raise self.absence(surface, key, wanted_by=wanted_by)
+        return found
+
+    def require_any(self, surface: str, *, wanted_by: str) -> Registry[Any]:
+        """The registry of a surface that must not be empty, e.g. ``"platform"``. Raises `MissingPluginError`."""
+        registry = self.registry(surface)
+        if not len(registry):
+            raise self.absence(surface, None, wanted_by=wanted_by)
+        return registry
+
+    def absence(self, surface: str, key: str | None, *, wanted_by: str) -> MissingPluginError:
+        """The error that `require` raises, for callers that have looked for themselves; key None means anything."""
+        words = surface_words(surface)
+        what = (
+            f"no {words} is loaded" if key is None else f"no loaded plugin provides {words} {key!r}"
+        )
+        why = explain_absence(
+            surface,
+            key,
+            records=self.plugins,
+            first_party=self._first_party,
+            allowlist=self.allowlist,
+            loaded=self.registry(surface).keys(),
+        )
+        return MissingPluginError(f"{what}, wanted by {wanted_by}. {why}")
+
+    def provenance(self, surface: str, key: str) -> PluginRecord:
+        """The record of the plugin that registered this name or claim. Raises `PluginError` if nobody did."""
+        registry = self.registry(surface)
+        if key not in registry:
+            raise PluginError(f"nothing is registered as {surface_words(surface)} {key!r}")
+        source = registry.provenance(key)
+        for record in self.plugins:
+            if (record.group, record.id, record.distribution) == (
+                source.group,
+                source.entry_point,
+                source.distribution,
+            ):
+                return record
+        return self.core
+
+    def allows_module(self, path: str) -> bool:
+        """Whether the allowlist lets a class named by module path be imported; see `Allowlist.allows_module`."""
+        return self.allowlist.allows_module(path, self._candidates, self._search_path)

@@ -1,0 +1,25 @@
+"""What the core itself hangs on the board, through the same registries as plugins."""
+
+from __future__ import annotations
+
+from pegboard.api.checkpoint import CheckpointSource
+from pegboard.api.command import Command
+from pegboard.api.descriptor import Descriptor
+from pegboard.cli.table import COMMANDS
+
+__all__ = ["core_descriptors"]
+
+
+def core_descriptors() -> tuple[tuple[str, Descriptor], ...]:
+    """(surface, descriptor) pairs, in order."""
+    commands = (("command", Command(entry.name, entry.help, entry.target)) for entry in COMMANDS)
+    return (*commands, ("checkpoint", _safetensors()))
+
+
+def _safetensors() -> CheckpointSource:
+    """Directories of safetensors files with a ``config.json``."""
+    return CheckpointSource(
+        name="hf",
+        probe="pegboard.weights.safetensors_source:probe",
+        open="pegboard.weights.safetensors_source:open_directory",
+    )

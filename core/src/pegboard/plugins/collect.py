@@ -1,0 +1,150 @@
+"""Importing one plugin and asking its hooks for descriptors.
+
+Nothing is registered here: the caller receives everything that the plugin offers, checked, or an error. So a plugin
+that fails half way leaves nothing on the board, and its half-imported modules are forgotten too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import pluggy
+
+from pegboard.api.context import PluginContext
+from pegboard.api.descriptor import Descriptor, LazyRef
+from pegboard.api.hooks import HOOK_SURFACES, Hooks
+from pegboard.errors import PluginError
+
+__all__ = ["DESCRIPTOR_TYPES", "collect"]
+
+PROJECT = "pegboard"
+
+DESCRIPTOR_TYPES = MappingProxyType(
+    {
+        "attention": "pegboard.api.attention:AttentionBackend",
+        "checkpoint": "pegboard.api.checkpoint:CheckpointSource",
+        "command": "pegboard.api.command:Command",
+        "model": "pegboard.api.model:ModelFamily",
+        "ops": "pegboard.api.ops:OpVersion",
+        "platform": "pegboard.api.platform:Platform",
+        "quant": "pegboard.api.quant:QuantFormat",
+    }
+)
+"""What the hook of each surface must return, imported only when a hook returned something."""
+
+
+def collect(
+    module_name: str, declared: Mapping[str, int], ctx: PluginContext
+) -> list[tuple[str, Descriptor]]:
+    """Import the module, check its hooks and call them; returns (surface, descriptor) pairs.
+
+    Raises `PluginError` for a broken rule and whatever the plugin itself raises, `SystemExit` included.
+    """
+    with _imports_undone_on_error(module_name):
+        module = importlib.import_module(module_name)
+        callers = _hook_callers(module, module_name)
+        _check_declared(callers, declared)
+        return [pair for caller in callers for pair in _call(caller, ctx)]
+
+
+@contextmanager
+def _imports_undone_on_error(module_name: str) -> Iterator[None]:
+    """On error, forget the modules of the plugin's own package that were imported meanwhile."""
+    root = module_name.partition(".")[0]
+    before = set(sys.modules)
+    try:
+        yield
+    except BaseException:
+        for name in set(sys.modules) - before:
+            if name == root or name.startswith(f"{root}."):
+                del sys.modules[name]
+        raise
+
+
+def _hook_callers(module: ModuleType, module_name: str) -> list[pluggy.HookCaller]:
+    """Register with a manager of its own, so that every finding belongs to this plugin."""
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(Hooks)
+    _check_unmarked(module, module_name)
+    try:
+        manager.register(module, module_name)
+    except pluggy.PluginValidationError as error:
+        raise PluginError(_one_line(str(error))) from error
+    callers = manager.get_hookcallers(module) or []
+    for caller in callers:
+        _check_known(caller)
+    if not callers:
+        raise PluginError(
+            f"module {module_name!r} has no hooks; mark a function named as in pegboard.api.hooks with @hookimpl"
+        )
+    return sorted((c for c in callers if c.has_spec()), key=lambda caller: caller.name)
+
+
+def _check_unmarked(module: ModuleType, module_name: str) -> None:
+    for name in HOOK_SURFACES:
+        function = getattr(module, name, None)
+        if callable(function) and not hasattr(function, f"{PROJECT}_impl"):
+            raise PluginError(
+                f"function {name!r} of module {module_name!r} is not marked with @hookimpl"
+            )
+
+
+def _check_known(caller: pluggy.HookCaller) -> None:
+    """A hook that no specification names is a spelling mistake, unless marked ``optionalhook``."""
+    if caller.has_spec() or all(impl.optionalhook for impl in caller.get_hookimpls()):
+        return
+    near = difflib.get_close_matches(caller.name, list(HOOK_SURFACES), n=1, cutoff=0.4)
+    hint = (
+        f"; the nearest hook is {near[0]!r}" if near else f"; hooks are {', '.join(HOOK_SURFACES)}"
+    )
+    raise PluginError(f"there is no hook {caller.name!r}{hint}")
+
+
+def _check_declared(callers: Iterable[pluggy.HookCaller], declared: Mapping[str, int]) -> None:
+    for caller in callers:
+        surface = HOOK_SURFACES[caller.name]
+        if surface not in declared:
+            raise PluginError(
+                f"hook {caller.name!r} registers into the surface {surface!r}, which PEGBOARD_API does not declare "
+                f"(declared: {', '.join(declared)})"
+            )
+
+
+def _call(caller: pluggy.HookCaller, ctx: PluginContext) -> Iterator[tuple[str, Descriptor]]:
+    surface = HOOK_SURFACES[caller.name]
+    for answer in reversed(caller(ctx=ctx)):
+        if isinstance(answer, (str, bytes, Mapping)) or not isinstance(answer, Iterable):
+            raise PluginError(
+                f"hook {caller.name!r} must return a list of descriptors, it returned {_kind(answer)}"
+            )
+        for item in answer:
+            yield surface, _checked(item, surface, caller.name)
+
+
+def _checked(item: Any, surface: str, hook: str) -> Descriptor:
+    expected = LazyRef(DESCRIPTOR_TYPES[surface]).load()
+    if not isinstance(item, expected):
+        raise PluginError(
+            f"hook {hook!r} must return {expected.__name__} descriptors, one was {_kind(item)}"
+        )
+    keys = (item.name, *item.claims())
+    bad = [key for key in keys if not isinstance(key, str) or not key]
+    if bad:
+        raise PluginError(
+            f"names and claims must be non-empty strings, hook {hook!r} returned {bad[0]!r}"
+        )
+    return item  # type: ignore[no-any-return]
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def _one_line(text: str) -> str:
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip())

@@ -1,0 +1,149 @@
+"""The API level check: read from the plugin's source, before anything of it is imported.
+
+A plugin declares, in the module that its entry point names, the literal ``PEGBOARD_API = {"model": 0}``: each surface
+it registers into and the level it was written for. The core runs plugins of its own level N and of N-1. Level 0 may
+change with any release, so there the distribution must also pin the core's exact version.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Mapping
+
+from pegboard.api.levels import API_LEVELS
+from pegboard.errors import PluginError
+from pegboard.plugins.modules import parse_module
+from pegboard.plugins.record import CORE_DISTRIBUTION, Candidate, normal_form
+
+__all__ = ["IncompatibleError", "check_levels", "declared_levels"]
+
+NAME = "PEGBOARD_API"
+
+
+class IncompatibleError(PluginError):
+    """The plugin was written for another core; the message says what to change."""
+
+
+def declared_levels(module: str) -> Mapping[str, int]:
+    """The declaration of a module, from its syntax tree.
+
+    Raises `PluginError` if the source cannot be read, `IncompatibleError` if the declaration is missing or malformed.
+    """
+    values = [v for node in parse_module(module).body if (v := _assigned(node)) is not None]
+    if not values:
+        raise IncompatibleError(
+            f"module {module!r} declares no API level; add a line such as {NAME} = {_example()} "
+            f"naming the surfaces it registers into"
+        )
+    try:
+        levels = ast.literal_eval(values[-1])
+    except ValueError:
+        levels = None
+    if not _well_formed(levels):
+        raise IncompatibleError(
+            f"{NAME} in module {module!r} must be a literal such as {_example()}: "
+            f"a non-empty dict of surface name to whole number"
+        )
+    return dict(sorted(levels.items()))
+
+
+def check_levels(
+    candidate: Candidate,
+    declared: Mapping[str, int],
+    core_version: str,
+    supported: Mapping[str, int] = API_LEVELS,
+) -> tuple[str, ...]:
+    """Check a declaration against the core; returns warning notes.
+
+    Raises `IncompatibleError` with the remedy: which of the two distributions to change.
+    """
+    for surface, level in declared.items():
+        _check_level(candidate, surface, level, supported)
+    if 0 not in declared.values():
+        return ()
+    return _check_pin(candidate, core_version)
+
+
+def _assigned(node: ast.stmt) -> ast.expr | None:
+    """The value that a module-level statement assigns to the declaration, if it does."""
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    else:
+        return None
+    named = any(isinstance(t, ast.Name) and t.id == NAME for t in targets)
+    return node.value if named else None
+
+
+def _well_formed(levels: object) -> bool:
+    return (
+        isinstance(levels, dict)
+        and bool(levels)
+        and all(type(k) is str and type(v) is int and v >= 0 for k, v in levels.items())
+    )
+
+
+def _example() -> str:
+    return f'{{"model": {API_LEVELS["model"]}}}'
+
+
+def _check_level(
+    candidate: Candidate, surface: str, level: int, supported: Mapping[str, int]
+) -> None:
+    if surface not in supported:
+        near = difflib.get_close_matches(surface, list(supported), n=1)
+        hint = f" (nearest: {near[0]!r})" if near else ""
+        raise IncompatibleError(
+            f"{NAME} names the surface {surface!r}{hint}, which this core does not have; it has "
+            f"{', '.join(sorted(supported))}. Correct the name or upgrade {CORE_DISTRIBUTION}"
+        )
+    ours = supported[surface]
+    if level > ours:
+        raise IncompatibleError(
+            f"it needs level {level} of the {surface!r} API, this core has {ours}: upgrade {CORE_DISTRIBUTION}, "
+            f"or install an older {candidate.distribution}"
+        )
+    if level < ours - 1:
+        raise IncompatibleError(
+            f"it is written for level {level} of the {surface!r} API, this core runs {ours - 1} and {ours}: "
+            f"upgrade {candidate.distribution}"
+        )
+
+
+def _check_pin(candidate: Candidate, core_version: str) -> tuple[str, ...]:
+    pins = [pin for line in candidate.requires if (pin := _core_pin(line)) is not None]
+    wrong = [pin for pin in pins if not _same_version(pin, core_version)]
+    if wrong:
+        raise IncompatibleError(
+            f"it was made for {CORE_DISTRIBUTION} {wrong[0]} exactly (API level 0), this is {core_version}: "
+            f"install the {candidate.distribution} that belongs to it"
+        )
+    if pins:
+        return ()
+    return (
+        f"level 0 of the API may change with every release, but {candidate.distribution} does not require "
+        f"{CORE_DISTRIBUTION}=={core_version}",
+    )
+
+
+def _core_pin(requirement: str) -> str | None:
+    """The version in an unconditional ``pegboard-core==X``, else None."""
+    text, _, marker = requirement.partition(";")
+    match = re.match(
+        r"\s*([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*\(?\s*==\s*([^\s,)*=]+)\s*\)?\s*$", text
+    )
+    if match is None or normal_form(match[1]) != CORE_DISTRIBUTION or "extra" in marker:
+        return None
+    return match[2]
+
+
+def _same_version(one: str, other: str) -> bool:
+    """Equality as ``==`` means it: local part, letter case and trailing zeros do not count."""
+
+    def plain(version: str) -> str:
+        return re.sub(r"(\.0)+$", "", version.lower().partition("+")[0])
+
+    return plain(one) == plain(other)

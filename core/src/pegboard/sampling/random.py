@@ -1,0 +1,92 @@
+"""Counter-based random numbers: a draw is a pure function of what it is for, never of what was drawn before.
+
+Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a 128-bit
+counter and a 64-bit key to 128 random bits. Here
+
+* the key is the request's 64-bit seed,
+* the counter words are the position, the child index, the stream, and 0,
+
+so that different (seed, child, position, stream) never share an input. The arithmetic is on integers below 2^49 and
+gives the same bits with Python integers, numpy arrays and tensors of any device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["STREAM_SAMPLE", "device_uniforms", "philox4x32", "uniforms"]
+
+STREAM_SAMPLE = 0
+"""Stream of the one draw that chooses a sampled token."""
+
+_MASK32 = 0xFFFFFFFF
+_MASK16 = 0xFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+_FEW = 12
+"""Up to so many rows, plain integers are quicker than arrays."""
+
+Words = tuple[Any, Any, Any, Any]
+"""Four 32-bit words, each an `int`, an int64 array or an int64 tensor."""
+
+
+def philox4x32(counter: Words, key: tuple[Any, Any]) -> Words:
+    """Ten rounds of Philox over 32-bit words held in int64 (or in Python integers)."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for step in range(_ROUNDS):
+        if step:
+            k0 = (k0 + _WEYL[0]) & _MASK32
+            k1 = (k1 + _WEYL[1]) & _MASK32
+        high0, low0 = _product(c0, _MULTIPLIERS[0])
+        high1, low1 = _product(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+    return c0, c1, c2, c3
+
+
+def _product(word: Any, factor: int) -> tuple[Any, Any]:
+    """High and low word of the 64-bit product, by halves of the factor: nothing leaves the range of int64."""
+    below = word * (factor & _MASK16)
+    above = word * (factor >> 16) + (below >> 16)
+    return above >> 16, ((above & _MASK16) << 16) | (below & _MASK16)
+
+
+def uniforms(
+    seeds: np.ndarray[Any, Any],
+    children: np.ndarray[Any, Any],
+    positions: np.ndarray[Any, Any],
+    stream: int = STREAM_SAMPLE,
+) -> np.ndarray[Any, Any]:
+    """One number per row, float64 ``[R]``, strictly between 0 and 1, from int64 columns ``[R]``.
+
+    ``(n + 1/2) / 2^52`` with n the high 52 bits of the first two words: exact in float64, never 0, never 1.
+    """
+    if len(seeds) <= _FEW:
+        columns = zip(seeds.tolist(), children.tolist(), positions.tolist(), strict=True)
+        return np.array([_uniform(*row, stream) for row in columns], dtype=np.float64)
+    return np.asarray(_uniform(seeds, children, positions, stream), dtype=np.float64)
+
+
+def device_uniforms(
+    seeds: torch.Tensor,
+    children: torch.Tensor,
+    positions: torch.Tensor,
+    stream: int = STREAM_SAMPLE,
+) -> torch.Tensor:
+    """The same numbers from int64 tensors, computed where they live."""
+    return (_bits52(seeds, children, positions, stream).double() + 0.5) * 2.0**-52
+
+
+def _uniform(seed: Any, child: Any, position: Any, stream: int) -> Any:
+    return (_bits52(seed, child, position, stream) + 0.5) * 2.0**-52
+
+
+def _bits52(seed: Any, child: Any, position: Any, stream: int) -> Any:
+    zero = seed & 0
+    counter = (position & _MASK32, child & _MASK32, zero + stream, zero)
+    first, second, _, _ = philox4x32(counter, (seed & _MASK32, (seed >> 32) & _MASK32))
+    return (first << 20) | (second >> 12)

@@ -1,0 +1,26 @@
+"""Two model families for tests, as descriptors: ``tiny`` (a small real decoder) and ``scripted`` (an exact text).
+
+The testkit registers them; a test that has no testkit can register them on a board of its own.
+"""
+
+from __future__ import annotations
+
+from pegboard.api.model import ModelFamily
+
+__all__ = ["SCRIPTED_FAMILY", "TINY_FAMILY"]
+
+TINY_FAMILY = ModelFamily(
+    name="tiny",
+    architectures={"hf": ("PegboardTiny",)},
+    config="pegboard.testing.tiny_config:read_tiny",
+    weights="pegboard.testing.tiny_config:tiny_weights",
+    build="pegboard.testing.tiny:build",
+)
+
+SCRIPTED_FAMILY = ModelFamily(
+    name="scripted",
+    architectures={"hf": ("PegboardScripted",)},
+    config="pegboard.testing.scripted_config:read_scripted",
+    weights="pegboard.testing.scripted_config:scripted_weights",
+    build="pegboard.testing.scripted:build",
+)

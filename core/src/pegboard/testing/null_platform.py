@@ -1,0 +1,62 @@
+"""The null platform: host memory, invented figures, no device. It lets the whole engine run anywhere.
+
+It is never chosen by itself where another platform is usable; ask for it with ``platform="null"``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pegboard.api.platform import Platform, ProbeResult
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["NULL_PLATFORM", "NullRuntime", "probe"]
+
+NULL_PLATFORM = Platform(
+    name="null",
+    probe="pegboard.testing.null_platform:probe",
+    runtime="pegboard.testing.null_platform:NullRuntime",
+    priority=-100,
+)
+
+
+def probe() -> ProbeResult:
+    """Always usable."""
+    return ProbeResult(present=True, reason="needs no device")
+
+
+class NullRuntime:
+    """A device of 1 GiB on the host. It plays all parts of `DeviceRuntime` itself."""
+
+    TOTAL_BYTES = 1 << 30
+
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
+        self.device = self
+        self.memory = self
+        self.execution = self
+
+    def torch_device(self) -> torch.device:
+        import torch
+
+        return torch.device("cpu")
+
+    def dtypes(self) -> tuple[str, ...]:
+        return ("float32", "bfloat16", "float16")
+
+    def total_bytes(self) -> int:
+        return self.TOTAL_BYTES
+
+    def free_bytes(self) -> int:
+        return self.TOTAL_BYTES
+
+    def cache_limit(self) -> int | None:
+        return self.TOTAL_BYTES // 16
+
+    def synchronize(self) -> None:
+        """Nothing is ever outstanding."""
+
+    def facts(self) -> dict[str, Any]:
+        return {"platform": "null", "device": "host memory"}

@@ -1,0 +1,1 @@
+"""The Llama model family for Pegboard."""

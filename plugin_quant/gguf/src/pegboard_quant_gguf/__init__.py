@@ -1,0 +1,1 @@
+"""GGUF checkpoints and their number formats for Pegboard."""

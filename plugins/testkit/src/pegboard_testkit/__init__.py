@@ -1,0 +1,1 @@
+"""Conformance kit for Pegboard plugins, as a pytest plugin."""

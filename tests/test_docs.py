@@ -1,0 +1,168 @@
+"""The documentation agrees with the project: links, commands and examples are followed."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+FILE_LINE = re.compile(r"^# ([\w./-]+\.(?:py|toml))\n")
+
+
+def pages(project_files: list[Path]) -> list[Path]:
+    return [path for path in project_files if path.suffix == ".md"]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Fenced code of one language."""
+    return [code for found, code in BLOCK.findall(page.read_text()) if found == language]
+
+
+def example_files(page: Path) -> dict[str, str]:
+    """Files that a page shows: blocks whose first line is a comment with a file name."""
+    shown = [code for _, code in BLOCK.findall(page.read_text())]
+    named = [(FILE_LINE.match(code), code) for code in shown]
+    return {found.group(1): code for found, code in named if found is not None}
+
+
+def example_commands(page: Path) -> Iterator[tuple[str, str]]:
+    """Commands and expected output from console blocks that start with `pip install .`."""
+    for block in blocks(page, "console"):
+        if not block.startswith("$ pip install ."):
+            continue
+        for step in block.split("$ ")[2:]:
+            command, _, output = step.partition("\n")
+            yield command, output
+
+
+def pages_with_a_plugin(project_files: list[Path]) -> list[Path]:
+    return [page for page in pages(project_files) if "pyproject.toml" in example_files(page)]
+
+
+def run(command: list[str], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_every_relative_link_leads_somewhere(project_files: list[Path]) -> None:
+    seen, dead = 0, []
+    for page in pages(project_files):
+        for target in LINK.findall(page.read_text()):
+            if re.match(r"[a-z]+:", target) or target.startswith("#"):
+                continue
+            seen += 1
+            if not (page.parent / target.partition("#")[0]).exists():
+                dead.append(f"{page.name}: {target}")
+    assert seen
+    assert not dead, "\n".join(dead)
+
+
+def test_commands_named_in_the_docs_exist_in_the_makefile(
+    repo_root: Path, project_files: list[Path]
+) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (repo_root / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        (page.name, target)
+        for page in pages(project_files)
+        for target in re.findall(r"(?:`|\$ )make ([a-z][\w-]*)", page.read_text())
+    }
+    unknown = [f"{page}: make {target}" for page, target in named if target not in targets]
+    assert ("README.md", "demo") in named
+    assert ("README.md", "test") in named
+    assert not unknown, "\n".join(unknown)
+
+
+def test_the_makefile_explains_each_of_its_targets(repo_root: Path) -> None:
+    text = (repo_root / "Makefile").read_text()
+    targets = set(re.findall(r"^([\w-]+):(?!=)", text, re.MULTILINE))
+    explained = set(re.findall(r"make ([\w-]+)  ", text))
+    assert targets - explained <= {"help", "setup", "setup-dev"}
+
+
+def test_python_examples_are_valid_and_import_what_exists(project_files: list[Path]) -> None:
+    seen = 0
+    for page in pages(project_files):
+        for code in blocks(page, "python"):
+            tree = ast.parse(code, filename=str(page))
+            seen += 1
+            for node in ast.walk(tree):
+                module = node.module if isinstance(node, ast.ImportFrom) else None
+                if module is None or module.partition(".")[0] != "pegboard":
+                    continue
+                missing = [
+                    alias.name
+                    for alias in node.names
+                    if not hasattr(importlib.import_module(module), alias.name)
+                ]
+                assert not missing, f"{page.name}: {module} has no {missing}"
+    assert seen >= 2
+
+
+def test_the_readme_keeps_its_examples_to_about_ten_lines(repo_root: Path) -> None:
+    for code in blocks(repo_root / "README.md", "python"):
+        lines = [line for line in code.splitlines() if line and not line.startswith("#")]
+        assert len(lines) <= 10, code
+
+
+def test_plugins_shown_in_the_docs_install_and_run(
+    repo_root: Path, project_files: list[Path], tmp_path: Path
+) -> None:
+    found = pages_with_a_plugin(project_files)
+    assert repo_root / "README.md" in found
+    for number, page in enumerate(found):
+        folder = tmp_path / f"example-{number}"
+        for name, code in example_files(page).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(code)
+        install_and_run(page, folder, folder / "installed")
+
+
+def install_and_run(page: Path, folder: Path, site: Path) -> None:
+    """Install an example beside the environment, then compare what its commands print."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    outcome = run([*pip, "--target", str(site), "."], folder)
+    assert outcome.returncode == 0, f"{page.name}: {outcome.stderr}"
+    steps = list(example_commands(page))
+    assert steps, f"{page.name} shows a plugin but no console block that starts with pip install"
+    for command, expected in steps:
+        words = command.split()
+        program = Path(sys.executable).with_name(words[0])
+        outcome = run([str(program), *words[1:]], folder, PYTHONPATH=str(site))
+        assert outcome.returncode == 0, f"{page.name}: {command}: {outcome.stderr}"
+        assert outcome.stdout == expected, f"{page.name}: {command}"
+
+
+def test_the_first_python_example_of_the_readme_runs(
+    repo_root: Path, smollm2_path: Path, tmp_path: Path
+) -> None:
+    code = blocks(repo_root / "README.md", "python")[0]
+    assert smollm2_path.name in code
+    (tmp_path / smollm2_path.name).symlink_to(smollm2_path)
+    (tmp_path / "example.py").write_text(code)
+    outcome = run([sys.executable, "example.py"], tmp_path)
+    assert outcome.returncode == 0, outcome.stderr
+    assert "The capital of France is" in outcome.stdout
+    assert len(outcome.stdout.split()) > 40
+
+
+def test_every_change_fragment_names_its_version_and_kind(repo_root: Path) -> None:
+    kinds = re.findall(r"^\* `(# \w+)`", (repo_root / "docs/changes/README.md").read_text(), re.M)
+    fragments = sorted((repo_root / "docs/changes").glob("[0-9]*.md"))
+    assert len(kinds) == 5
+    assert fragments
+    for fragment in fragments:
+        assert re.fullmatch(r"\d+\.\d+\.\d+-[a-z0-9-]+\.md", fragment.name)
+        assert fragment.read_text().splitlines()[0] in kinds, fragment.name

@@ -1,0 +1,81 @@
+"""Which heavy libraries a process loads, measured in a fresh interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+HEAVY = {"torch", "triton", "transformers", "fastapi", "starlette", "uvicorn", "aiohttp"}
+QUICK_ROOMS = ("api", "cli", "config", "engine", "kv", "plugins", "scheduler", "text")
+
+SHOW = "print('LOADED', *sorted({name.partition('.')[0] for name in sys.modules}))"
+COMMAND_LINE = """
+import sys
+sys.argv = ["pegboard", *{arguments!r}]
+from pegboard.cli import main
+status = 0
+try:
+    status = main() or 0
+except SystemExit as stop:
+    status = stop.code or 0
+print("STATUS", status)
+"""
+
+
+def loaded(code: str) -> tuple[set[str], str]:
+    """Top-level modules that the code loads in a new interpreter, and all it printed."""
+    command = [sys.executable, "-I", "-c", f"import sys\n{code}\n{SHOW}"]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+    lines = [line for line in outcome.stdout.splitlines() if line.startswith("LOADED ")]
+    return set(lines[-1].split()[1:]), outcome.stdout + outcome.stderr
+
+
+def test_the_measurement_sees_what_is_loaded() -> None:
+    assert "torch" in loaded("import torch")[0]
+    assert not loaded("import json")[0] & HEAVY
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "shown"),
+    [
+        (["--help"], 0, "plugins"),
+        (["--version"], 0, "0."),
+        (["plugins", "list"], 0, "llama"),
+        (["plugins", "list", "--json"], 0, "llama"),
+        (["no-such-command"], 2, "no-such-command"),
+    ],
+)
+def test_light_commands_load_no_heavy_library(
+    arguments: list[str], status: int, shown: str
+) -> None:
+    modules, printed = loaded(COMMAND_LINE.format(arguments=arguments))
+    assert not modules & HEAVY
+    assert f"STATUS {status}" in printed
+    assert shown in printed
+
+
+def test_importing_pegboard_is_light() -> None:
+    modules, _ = loaded("import pegboard")
+    assert "pegboard" in modules
+    assert not modules & HEAVY
+
+
+def test_the_planning_rooms_are_light_also_through_what_they_import(workspace: ModuleType) -> None:
+    package = workspace.ROOT / "core" / "src" / "pegboard"
+    paths = [path for room in QUICK_ROOMS for path in (package / room).rglob("*.py")]
+    names = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in paths]
+    modules = sorted(name.removesuffix(".__init__") for name in names)
+    found, _ = loaded(f"import importlib\nfor name in {modules!r}: importlib.import_module(name)")
+    assert len(modules) > 15
+    assert not found & HEAVY
+
+
+def test_plugin_modules_are_light(workspace: ModuleType) -> None:
+    members = [member for member in workspace.members(workspace.ROOT) if member.entry_points()]
+    assert members
+    for member in members:
+        assert not loaded(f"import {member.module}")[0] & HEAVY, member.module
