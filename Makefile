@@ -60,5 +60,5 @@ bench-cpu: setup-dev
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
-	find core plugin_* plugins tests scripts -type d \
-		\( -name __pycache__ -o -name build -o -name dist -o -name '*.egg-info' \) -prune -exec rm -rf {} +
+	rm -rf core/build core/dist plugin*/*/build plugin*/*/dist
+	find core plugin* tests scripts -name __pycache__ -prune -exec rm -rf {} +

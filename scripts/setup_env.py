@@ -117,7 +117,7 @@ class Environment:
 
     def pip(self, *arguments: str) -> None:
         """Run ``pip install`` inside the environment."""
-        run([str(self.python), "-m", "pip", "install", "--quiet", *arguments])
+        run([str(self.python), "-m", "pip", "install", *arguments])
 
 
 def run(command: list[str]) -> None:
@@ -144,7 +144,7 @@ def install_torch(env: Environment, constraints: list[str], index: str) -> None:
 
 def install_members(env: Environment, constraints: list[str], dev: bool) -> None:
     """Install all members and the metapackage in one call of pip."""
-    arguments = ["--no-build-isolation", *constraints]
+    arguments = ["--quiet", "--no-build-isolation", *constraints]
     for folder in member_folders(ROOT):
         arguments += ["-e", f"./{folder.relative_to(ROOT)}"]
     env.pip(*arguments, "-e", ".[dev]" if dev else ".")
@@ -159,11 +159,11 @@ def set_up(dev: bool, index: str) -> None:
         return
     say(f"creating {env.folder}")
     env.create()
-    env.pip("--upgrade", "pip")
+    env.pip("--quiet", "--upgrade", "pip")
     say("installing torch (a large download the first time)")
     install_torch(env, constraints, index)
     say(f"installing {len(member_folders(ROOT))} members")
-    env.pip(*BUILD_TOOLS)
+    env.pip("--quiet", *BUILD_TOOLS)
     install_members(env, constraints, dev)
     env.finish(digest, dev)
 

@@ -1,8 +1,9 @@
 """Logging: human on a terminal, JSON lines otherwise, always to stderr.
 
-Everything goes through the standard library's tree under ``pegboard``, so a program that embeds the engine routes it as
-it likes. `setup_logging` is for programs of our own (the command line, the server): it adds one handler, whose
-formatter imports structlog with the first record. Nothing is configured or logged on import.
+Everything goes through the standard library's tree under ``pegboard``, so a program that embeds the
+engine routes it as it likes. `setup_logging` is for programs of our own (the command line, the
+server): it adds one handler, whose formatter imports structlog with the first record. Nothing is
+configured or logged on import.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ class Logger:
 
 
 def get_logger(name: str) -> Logger:
-    """The logger of a module; pass ``__name__``. Names outside the engine's tree are put under it."""
+    """The logger of a module;
+
+    pass ``__name__``. Names outside the engine's tree are put under it.
+    """
     inside = name == _ROOT or name.startswith(f"{_ROOT}.")
     return Logger(logging.getLogger(name if inside else f"{_ROOT}.{name}"), {})
 
@@ -76,9 +80,10 @@ def get_logger(name: str) -> Logger:
 def setup_logging(
     *, environ: Mapping[str, str] | None = None, stream: TextIO | None = None
 ) -> None:
-    """Send the engine's log to `stream` (default stderr) at the level of ``PEGBOARD_LOG_LEVEL`` (default INFO).
+    """Send the engine's log to `stream` (default stderr).
 
-    Calling it again replaces the earlier set-up. Raises `ConfigError` for an unknown level.
+    The level is that of ``PEGBOARD_LOG_LEVEL`` (default INFO). Calling it again replaces
+    the earlier set-up. Raises `ConfigError` for an unknown level.
     """
     stream = sys.stderr if stream is None else stream
     level = _level(os.environ if environ is None else environ)

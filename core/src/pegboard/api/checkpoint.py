@@ -1,8 +1,9 @@
 """Surface *checkpoint source*: reading a model's files.
 
-Called by: the front end (`config`, tokeniser, templates) and by the weight loader in the worker process (tensors). A
-source opens read-only, checks everything it will later rely on, and reads tensor bytes only on demand, so that a model
-larger than the host's memory can be streamed to a device.
+Called by: the front end (`config`, tokeniser, templates) and by the weight loader in the worker
+process (tensors). A source opens read-only, checks everything it will later rely on, and reads
+tensor bytes only on demand, so that a model larger than the host's memory can be streamed to a
+device.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ PLAIN_TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 class CheckpointSource:
     """Descriptor of a kind of checkpoint.
 
-    `probe` refers to a function ``(path: str) -> bool`` that says, from names and at most a few bytes, whether this
-    source is the one for `path` (a file or a directory that exists). `open` refers to ``(path: str) -> Checkpoint``.
-    Exactly one source may answer yes.
+    `probe` refers to a function ``(path: str) -> bool`` that says, from names and at most a few
+    bytes, whether this source is the one for `path` (a file or a directory that exists). `open`
+    refers to ``(path: str) -> Checkpoint``. Exactly one source may answer yes.
     """
 
     name: str
@@ -56,7 +57,8 @@ class TokenizerSpec:
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
     add_bos: bool | None = None
-    """True, False, or None: the checkpoint does not say and the post-processor of `json` decides."""
+    """True, False, or None: the checkpoint does not say and the post-processor of `json`
+    decides."""
     add_eos: bool | None = None
     special_tokens: Mapping[str, str] = attrs.field(factory=dict)
     """Texts that chat templates may name, e.g. ``{"bos_token": "<s>"}``."""
@@ -75,7 +77,8 @@ class StoredTensor(Protocol):
 
     @property
     def stored_type(self) -> str:
-        """``"F32"``, ``"BF16"``, ``"Q4_1"`` …: a key of `PLAIN_TYPES` or a type that a quantisation claims."""
+        """``"F32"``, ``"BF16"``, ``"Q4_1"`` …: a key of `PLAIN_TYPES` or a type that a quantisation
+        claims."""
         ...
 
     @property
@@ -87,8 +90,10 @@ class StoredTensor(Protocol):
     def read(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Rows ``start:stop`` of the outermost axis, in fresh host memory.
 
-        A plain type gives ``[stop - start, *shape[1:]]`` of its own dtype (a scalar has no rows: it is read whole); a
-        block type gives ``uint8 [stop - start, bytes per row]``. Raises `CheckpointError` if the file ends early.
+        A type that torch has (plain ones, integers, 8-bit floats) gives ``[stop - start,
+        *shape[1:]]`` of its own dtype (a scalar has no rows: it is read whole); a block type gives
+        ``uint8 [stop - start, bytes per row]``. Raises `CheckpointError` if the file ends early,
+        `IndexError` for rows that are not there.
         """
         ...
 
@@ -111,7 +116,8 @@ class Checkpoint(Protocol):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The raw configuration: ``config.json`` as parsed, or the metadata of a GGUF file without token lists."""
+        """The raw configuration: ``config.json`` as parsed, or the metadata of a GGUF file without
+        token lists."""
         ...
 
     @property
@@ -124,7 +130,8 @@ class Checkpoint(Protocol):
 
     @property
     def generation_defaults(self) -> Mapping[str, Any]:
-        """Sampling defaults and end ids that the model's authors ship (``generation_config.json``)."""
+        """Sampling defaults and end ids that the model's authors ship
+        (``generation_config.json``)."""
         ...
 
     def tokenizer(self) -> TokenizerSpec:

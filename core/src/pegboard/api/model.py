@@ -81,6 +81,8 @@ class ConfigInput:
     architecture: str
     tensor_names: frozenset[str] = frozenset()
     """For formats that say some things only by the presence of a tensor."""
+    tensor_shapes: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
+    """Logical shapes by name, where the source has them; for sizes that old files state nowhere else."""
 
 
 @attrs.frozen
@@ -98,6 +100,9 @@ class ModelFacts:
     bos_token_id: int | None = None
     stored_dtype: str = "float32"
     """Dtype that the checkpoint names, by torch name; used for ``dtype="auto"``."""
+    position_limit: tuple[int, str] | None = None
+    """``(tokens, reason)``: a longer context would need a feature that is not built, for example a sliding window.
+    A `max_model_len` above it is refused with the reason."""
 
 
 class FamilyConfig(Protocol):
@@ -169,6 +174,8 @@ class BuildContext:
     parallel: Parallel = Parallel()
     layers: range | None = None
     """This pipeline stage's layers; None for all."""
+    max_positions: int | None = None
+    """Longest sequence of this run (`max_model_len`), for tables by position; None: what the model was made for."""
 
 
 @attrs.frozen(eq=False)

@@ -88,6 +88,8 @@ class LayerSpec:
     rank: int = 0
     world: int = 1
     experts: int = 0
+    tied: bool = False
+    """An embedding that is the output head too: `lookup` and `apply` will both be called."""
     sources: tuple[tuple[SourceTensor, ...], ...] = ()
     """Per part, every stored tensor of that part, e.g. weight and scale. Empty when weights are not loaded."""
 

@@ -55,11 +55,15 @@ class Scheduler(Protocol):
         ...
 
     def plan(self) -> StepPlan:
-        """The next step. May be empty of rows."""
+        """The next step. May be empty of rows; such a plan changes nothing and needs no update."""
         ...
 
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         """Take the result of `plan`; outputs in row order."""
+        ...
+
+    def resync(self) -> None:
+        """Restate all running requests (`StepPlan.resync`) as soon as no step is in flight."""
         ...
 
     def has_work(self) -> bool: ...

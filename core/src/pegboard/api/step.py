@@ -51,7 +51,11 @@ class BlockCopy(msgspec.Struct):
 
 
 class StepPlan(msgspec.Struct):
-    """One step. The columns `slots`, `starts`, `counts`, `samples`, `new_blocks` have one entry per row."""
+    """One step. The columns `slots`, `starts`, `counts`, `samples`, `new_blocks` have one entry per row.
+
+    A runner applies, in this order: `resync`, `freed_slots`, `new_rows`, `new_blocks`, `copies`, the forward pass. A
+    slot may be freed and given to a new row by the same plan. Lists are the scheduler's: read only.
+    """
 
     step_id: int
     slots: list[int]
@@ -95,7 +99,11 @@ class LateInputs(msgspec.Struct):
 
 
 class TokenLogprobs(msgspec.Struct):
-    """Log-probabilities at one position: the chosen token first, then the likeliest ones in falling order."""
+    """Log-probabilities at one position: the chosen token first, then the likeliest ones in falling order.
+
+    The chosen token comes again among the likeliest if it is one of them. Natural logarithms of the model's unmodified
+    distribution; a token that the model excludes has -9999.0, so that every value can be written as JSON.
+    """
 
     ids: list[int]
     logprobs: list[float]
@@ -104,14 +112,21 @@ class TokenLogprobs(msgspec.Struct):
 
 
 class PromptLogprobs(msgspec.Struct):
-    """Log-probabilities of the prompt tokens at positions ``first, first + 1, …``."""
+    """Log-probabilities of the prompt tokens at positions ``first, first + 1, …``.
+
+    A chunk from `start` on begins at ``start + 1``; its last row scores the first token of the next chunk. A chunk that
+    is computed again after a preemption is reported again.
+    """
 
     first: int
     entries: list[TokenLogprobs]
 
 
 class StepResult(msgspec.Struct):
-    """Host data only. `token_ids[i]` are the tokens sampled for `slots[i]`, the rows with `samples` in row order."""
+    """Host data only. `token_ids[i]` are the tokens sampled for `slots[i]`, the rows with `samples` in row order.
+
+    A row that failed has no tokens (an empty list).
+    """
 
     step_id: int
     slots: list[int]

@@ -1,7 +1,7 @@
 """From ``sys.argv`` to a command, and from its errors to an exit code.
 
-This layer parses two options and one word by hand: importing a command-line library would take longer than everything
-else that ``pegboard --help`` does. Each command parses its own arguments.
+This layer parses two options and one word by hand: importing a command-line library would take
+longer than everything else that ``pegboard --help`` does. Each command parses its own arguments.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-import attrs
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pegboard.errors import ConfigError, PegboardError, PluginError
 
@@ -38,9 +36,11 @@ Options:
 """
 
 
-@attrs.frozen
-class ArgvCommand:
-    """A command that parses its own words, for those that must start quickly. `function` returns the exit code."""
+class ArgvCommand(NamedTuple):
+    """A command that parses its own words, for those that must start quickly.
+
+    `function` returns the exit code.
+    """
 
     function: Callable[[Sequence[str]], int]
 
@@ -48,8 +48,8 @@ class ArgvCommand:
 def run(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: ``sys.argv``) and return its exit code.
 
-    0: done; 1: failed; 2: bad input; 130: interrupted. Deliberate errors are one message on stderr; with
-    ``PEGBOARD_TRACEBACK=1`` they pass through with their traceback.
+    0: done; 1: failed; 2: bad input; 130: interrupted. Deliberate errors are one message on stderr;
+    with ``PEGBOARD_TRACEBACK=1`` they pass through with their traceback.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -103,6 +103,9 @@ def _invoke(app: Any, name: str, words: list[str]) -> int:
         return app.function(words)
     import typer
 
+    from pegboard.logging import setup_logging
+
+    setup_logging()
     if not isinstance(app, typer.Typer):
         if not callable(app):
             raise PluginError(
@@ -147,11 +150,11 @@ def _help_text() -> str:
 
 
 def _unknown(name: str, board: Board) -> str:
-    from difflib import get_close_matches
+    from pegboard.plugins.nearest import nearest
 
     names = sorted(board.registry("command").names())
-    near = get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; commands are {', '.join(names)}"
+    near = nearest(name, names)
+    hint = f"; did you mean {near!r}?" if near else f"; commands are {', '.join(names)}"
     missing = [record for record in board.plugins if record.state != "ready"]
     if missing and not near:
         hint += f" (not loaded: {', '.join(f'{r.id}, {r.state}' for r in missing)})"

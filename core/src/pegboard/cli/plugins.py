@@ -1,14 +1,15 @@
 """``pegboard plugins``: what is installed, what became of it and why.
 
-The table is set by hand and the arguments go through argparse: typer and rich would each take over a tenth of a second.
+The table is set by hand and the arguments go through argparse: typer and rich would each take over
+a tenth of a second.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 
 from pegboard.cli.dispatch import ArgvCommand
 from pegboard.plugins import VARIABLE, Board, PluginRecord, build_board
@@ -20,13 +21,16 @@ _SHOWN_KEYS = 4
 
 
 def _main(words: Sequence[str]) -> int:
+    # A fixed width: to find the terminal's, argparse would import shutil, even without --help.
+    layout = partial(argparse.HelpFormatter, width=100)
     parser = argparse.ArgumentParser(
-        prog="pegboard plugins", description="Inspect the installed plugins."
+        prog="pegboard plugins",
+        description="Inspect the installed plugins.",
+        formatter_class=layout,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    listing = commands.add_parser(
-        "list", help="list every plugin found, with its state and what it registered"
-    )
+    about = "list every plugin found, with its state and what it registered"
+    listing = commands.add_parser("list", help=about, description=about, formatter_class=layout)
     listing.add_argument("--json", action="store_true", help="print one JSON object")
     try:
         options = parser.parse_args(words)
@@ -41,6 +45,8 @@ app = ArgvCommand(_main)
 
 
 def _as_json(board: Board) -> str:
+    import json
+
     content = {
         "allowlist": {"variable": VARIABLE, "value": board.allowlist.value},
         "core": board.core.as_dict(),

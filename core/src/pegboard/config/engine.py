@@ -84,7 +84,9 @@ class EngineConfig:
     revision: str | None = attrs.field(default=None, validator=_text(optional=True))
     dtype: str = attrs.field(default="auto", converter=_dtype_name, validator=_one_of(DTYPES))
     """Compute dtype. ``auto``: the checkpoint's, as far as the device supports it."""
-    kv_cache_dtype: str = attrs.field(default="auto", converter=_dtype_name, validator=_one_of(DTYPES))
+    kv_cache_dtype: str = attrs.field(
+        default="auto", converter=_dtype_name, validator=_one_of(DTYPES)
+    )
     quantization: str | None = attrs.field(default=None, validator=_text(optional=True))
     load_format: str = attrs.field(default="auto", validator=_one_of(LOAD_FORMATS))
     max_model_len: int | None = attrs.field(default=None, validator=_integer(1, optional=True))
@@ -96,9 +98,13 @@ class EngineConfig:
     max_num_batched_tokens: int = attrs.field(default=2048, validator=_integer(1))
     """Token budget of a step."""
     enable_chunked_prefill: bool = attrs.field(default=True, validator=_boolean)
-    num_gpu_blocks_override: int | None = attrs.field(default=None, validator=_integer(2, optional=True))
+    num_gpu_blocks_override: int | None = attrs.field(
+        default=None, validator=_integer(2, optional=True)
+    )
     """KV blocks, the null block included, whatever the memory says."""
-    kv_cache_memory_bytes: int | None = attrs.field(default=None, validator=_integer(1, optional=True))
+    kv_cache_memory_bytes: int | None = attrs.field(
+        default=None, validator=_integer(1, optional=True)
+    )
     """Bytes for the KV cache, whatever the profile says."""
     gpu_memory_utilization: float = attrs.field(default=0.9, validator=_fraction)
     """Share of the device's memory that weights, activations and cache may take together."""

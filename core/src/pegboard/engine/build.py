@@ -12,13 +12,14 @@ from pegboard.api.executor import Executor
 from pegboard.api.kv import KVCacheConfig
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel, resolve_model
+from pegboard.config.sources import open_tokenizer
 from pegboard.engine.core import EngineCore
 from pegboard.engine.inputs import InputProcessor
 from pegboard.engine.llm_engine import LLMEngine
 from pegboard.kv.groups import form_groups, size_cache
 from pegboard.logging import get_logger
 from pegboard.plugins import Board, load_plugins
-from pegboard.scheduler.scheduler import TokenBudgetScheduler
+from pegboard.scheduler import TokenBudgetScheduler
 from pegboard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def build_engine(
         max_model_len=model.max_model_len,
         eos_token_ids=model.eos_token_ids,
         seeds=random.Random(config.seed),
+        encoder_problem=model.tokenizer_problem,
     )
     return BuiltEngine(config, board, model, cache, tokenizer, LLMEngine(core, inputs, tokenizer))
 
@@ -79,16 +81,17 @@ def build_core(
     get_logger("pegboard.engine").info("cache sized", blocks=cache.num_blocks, reason=cache.reason)
     executor.allocate(cache)
     executor.warm_up()
-    scheduler = TokenBudgetScheduler(config, cache, max_model_len)
+    scheduler = TokenBudgetScheduler(config, cache)
     return EngineCore(scheduler, executor), cache
 
 
-def load_tokenizer(board: Board, config: EngineConfig, model: ResolvedModel) -> Tokenizer | None:
-    """The tokeniser of the model, or of ``config.tokenizer``; None if the checkpoint has none at all."""
+def load_tokenizer(
+    board: Board, config: EngineConfig, model: ResolvedModel
+) -> Tokenizer | None:
+    """The tokeniser of ``config.tokenizer``, else the model's; None, with a warning, if it has none."""
     if config.tokenizer is not None:
-        from pegboard.config.sources import open_checkpoint
-
-        spec = open_checkpoint(board, config.tokenizer, None).tokenizer()
-    else:
-        spec = model.checkpoint.tokenizer()
-    return Tokenizer.from_spec(spec)
+        return Tokenizer.from_spec(open_tokenizer(board, config.tokenizer))
+    if model.tokenizer is None:
+        get_logger("pegboard.engine").warning("no tokeniser", reason=model.tokenizer_problem)
+        return None
+    return Tokenizer.from_spec(model.tokenizer)

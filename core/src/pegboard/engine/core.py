@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pegboard.api.executor import Executor
 from pegboard.api.scheduler import Scheduler, SchedulerStats
-from pegboard.api.step import LateInputs, StepPlan
+from pegboard.api.step import LateInputs, StepPlan, StepResult
 from pegboard.api.views import EngineOutput, EngineRequest
 
 __all__ = ["EngineCore"]
@@ -18,16 +18,33 @@ class EngineCore:
     def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
         self.scheduler = scheduler
         self.executor = executor
+        self._dropped: list[EngineOutput] = []
+        """Outputs of steps that were given up; the next step returns them."""
 
     def step(self) -> list[EngineOutput]:
         """Run one step and return what it brought for each request.
 
-        An exception from the executor is a fault of the engine, not of a request: the caller ends all requests.
+        An exception from the executor is a fault of the engine, not of a request: the caller ends
+        all requests. An interrupt from the keyboard drops the step and the requests in it.
         """
         plan = self.scheduler.plan()
-        pending = self.executor.execute(plan)
-        pending.sample(self._late(plan))
-        return self.scheduler.update(plan, pending.result())
+        try:
+            pending = self.executor.execute(plan)
+            pending.sample(self._late(plan))
+            result = pending.result()
+        except KeyboardInterrupt:
+            self._drop(plan)
+            raise
+        dropped, self._dropped = self._dropped, []
+        return dropped + self.scheduler.update(plan, result)
+
+    def _drop(self, plan: StepPlan) -> None:
+        """Give up an unfinished step; the runner is told everything anew in the next one."""
+        failed = dict.fromkeys(plan.slots, "the step was interrupted")
+        self._dropped += self.scheduler.update(
+            plan, StepResult(plan.step_id, [], [], failed=failed)
+        )
+        self.scheduler.resync()
 
     def _late(self, plan: StepPlan) -> LateInputs:
         """Inputs that waited for the previous step's tokens."""
@@ -46,7 +63,7 @@ class EngineCore:
         self.scheduler.finish(ids, reason)
 
     def has_work(self) -> bool:
-        return self.scheduler.has_work()
+        return bool(self._dropped) or self.scheduler.has_work()
 
     def stats(self) -> SchedulerStats:
         return self.scheduler.stats()

@@ -49,6 +49,8 @@ class InputProcessor:
     eos_token_ids: tuple[int, ...]
     seeds: random.Random
     """Draws a seed for each request that brings none, in the order of submission."""
+    encoder_problem: str = ""
+    """Why there is no tokeniser."""
 
     def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
         """Token ids of any form of prompt, checked. Raises `RequestError` with field ``prompt``."""
@@ -135,7 +137,8 @@ class InputProcessor:
 
     def _encode(self, text: str) -> list[int]:
         if self.encoder is None:
-            raise _bad_prompt("this engine has no tokeniser; give token ids")
+            why = f" ({self.encoder_problem})" if self.encoder_problem else ""
+            raise _bad_prompt(f"this engine has no tokeniser{why}; give token ids")
         return self.encoder.encode(text)
 
     def _end_ids(self, params: SamplingParams) -> list[int]:

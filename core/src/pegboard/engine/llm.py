@@ -12,6 +12,7 @@ from pegboard.engine.build import build_engine
 from pegboard.engine.inputs import Prompt, TokenisedPrompt
 from pegboard.engine.outputs import RequestOutput
 from pegboard.errors import RequestError
+from pegboard.plugins import Board
 from pegboard.text.chat import ChatTemplate
 from pegboard.text.tokenizer import Tokenizer
 
@@ -26,6 +27,8 @@ class LLM:
 
     Args:
         model: Path of a checkpoint (a directory of safetensors, a GGUF file) or a hub id.
+        board: Plugins to use; None discovers those that are installed.
+        progress: Called with (bytes loaded, bytes in all) while weights stream in.
         options: Settings of `EngineConfig`, for example ``dtype``, ``max_model_len``, ``block_size``,
             ``max_num_seqs``, ``max_num_batched_tokens``, ``num_gpu_blocks_override``, ``kv_cache_memory_bytes``,
             ``enable_prefix_caching``, ``seed``.
@@ -38,15 +41,22 @@ class LLM:
     """
 
     def __init__(
-        self, model: str, *, progress: Callable[[int, int], Any] | None = None, **options: Any
+        self,
+        model: str,
+        *,
+        board: Board | None = None,
+        progress: Callable[[int, int], Any] | None = None,
+        **options: Any,
     ) -> None:
-        built = build_engine(EngineConfig.from_options({"model": model, **options}), progress=progress)
+        config = EngineConfig.from_options({"model": model, **options})
+        built = build_engine(config, board=board, progress=progress)
         self.config = built.config
         self.model = built.model
         self.cache = built.cache
         self.board = built.board
         self.engine = built.engine
         self._tokenizer = built.tokenizer
+        self._templates: dict[tuple[str | None, bool], ChatTemplate] = {}
         self._serial = 0
 
     def generate(
@@ -192,13 +202,15 @@ class LLM:
         return params  # type: ignore[return-value]
 
     def _template(self, source: str | None, with_tools: bool) -> ChatTemplate:
-        named = self.model.checkpoint.chat_templates
-        return ChatTemplate.choose(
-            source or self.config.chat_template,
-            named,
-            with_tools=with_tools,
-            special_tokens=self.get_tokenizer().special_tokens,
-        )
+        key = (source or self.config.chat_template, with_tools)
+        if key not in self._templates:  # compiling one takes milliseconds
+            self._templates[key] = ChatTemplate.choose(
+                key[0],
+                self.model.checkpoint.chat_templates,
+                with_tools=with_tools,
+                special_tokens=self.get_tokenizer().special_tokens,
+            )
+        return self._templates[key]
 
     def _next_id(self) -> str:
         self._serial += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+
 from collections.abc import Iterable
 from typing import Any
 
@@ -111,6 +111,3 @@ class LLMEngine:
             raise EngineDeadError(f"the engine failed earlier: {self._fault}") from self._fault
 
 
-def seeded(config: EngineConfig) -> random.Random:
-    """The source of seeds for requests that bring none."""
-    return random.Random(config.seed)

@@ -1,8 +1,9 @@
 """The board: finding plugins, deciding which may load, and keeping what they register.
 
-`load_plugins` is the only way in. It returns a `Board`; nothing is kept in this package, so two boards with different
-allowlists can live in one process. The order of work is: discover (`discover`), admit (`allowlist`), check the API
-level without importing (`levels`), import and call the hooks (`collect`), register (`registry`).
+`load_plugins` is the only way in. It returns a `Board`; nothing is kept in this package, so two
+boards with different allowlists can live in one process. The order of work is: discover
+(`discover`), admit (`allowlist`), check the API level without importing (`levels`), import and call
+the hooks (`collect`), register (`registry`).
 """
 
 from __future__ import annotations

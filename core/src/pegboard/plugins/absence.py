@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
 
 from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.first_party import FirstParty
+from pegboard.plugins.nearest import nearest
 from pegboard.plugins.record import GROUP_OF_SURFACE, PluginRecord
 
 __all__ = ["explain_absence", "surface_words"]
@@ -37,12 +37,13 @@ def explain_absence(
     allowlist: Allowlist,
     loaded: Sequence[str],
 ) -> str:
-    """Sentences that say what would provide `key` (None: anything of the surface) and why it is not there.
+    """Sentences that say what would provide `key` and why it is not there.
 
-    `loaded` are the keys that the surface has; they are listed where nothing better is known.
+    `key` None stands for anything of the surface. `loaded` are the keys that the surface has; they
+    are listed where nothing better is known.
     """
     offering = [f for f in first_party if f.offers(surface, key)]
-    known = {f.distribution for f in first_party}
+    known = {f.distribution for f in first_party if f.claims}
     offered_by = {f.distribution for f in offering}
     sentences = [
         *_installed(surface, records, known, offered_by, allowlist),
@@ -60,14 +61,16 @@ def _installed(
     offered_by: set[str],
     allowlist: Allowlist,
 ) -> Iterator[str]:
-    """Installed plugins that did not load: first-party ones that would help, and strangers that might."""
+    """Installed plugins that did not load: listed ones that would help, else strangers."""
     for record in records:
         certain = record.distribution in offered_by
-        stranger = record.distribution not in known and _may_offer(record, surface)
+        unlisted = not offered_by and record.distribution not in known
+        stranger = unlisted and _may_offer(record, surface)
         if record.state == "ready" or not (certain or stranger):
             continue
         verb = "provides it and" if certain else "might provide it; it"
-        yield f"{record.distribution} {record.version} {verb} is installed, but {_why(record, allowlist)}."
+        who = f"{record.distribution} {record.version}"
+        yield f"{who} {verb} is installed, but {_why(record, allowlist)}."
 
 
 def _may_offer(record: PluginRecord, surface: str) -> bool:
@@ -93,9 +96,9 @@ def _not_installed(
 
 
 def _nothing_known(key: str | None, loaded: Sequence[str]) -> str:
-    sentence = "No installed plugin and no first-party distribution of this release is known to provide it."
+    sentence = "No installed plugin and no distribution of this release is known to provide it."
     if not loaded:
         return sentence
-    near = difflib.get_close_matches(key or "", list(loaded), n=1)
-    hint = f" (nearest: {near[0]!r})" if near else ""
+    near = nearest(key or "", loaded)
+    hint = f" (nearest: {near!r})" if near else ""
     return f"{sentence} Loaded: {', '.join(loaded)}{hint}."

@@ -1,6 +1,7 @@
 """The allowlist: which plugins may load. It acts before any import.
 
-The variable is ``VLLM_PLUGINS``. Unset: all load. Empty: none. Otherwise a comma list; each entry is one of
+The variable is ``VLLM_PLUGINS``. Unset: all load. Empty: none. Otherwise a comma list; each entry
+is one of
 
 * an entry-point name (``llama``) or a distribution name in any spelling (``Pegboard_Model.Llama``),
 * ``group:name`` with the short or the full group (``models:llama``, ``pegboard.models:llama``),
@@ -10,16 +11,15 @@ The variable is ``VLLM_PLUGINS``. Unset: all load. Empty: none. Otherwise a comm
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import attrs
 
-from pegboard.plugins.discover import distribution_name, installed_distributions
-from pegboard.plugins.modules import find_module, provides
-from pegboard.plugins.record import CORE_DISTRIBUTION, Candidate, normal_form
+from pegboard.plugins.discover import distribution_name
+from pegboard.plugins.nearest import nearest
+from pegboard.plugins.record import Candidate, normal_form
+from pegboard.plugins.scan import scan
 
 __all__ = ["FIRST_PARTY", "VARIABLE", "Allowlist"]
 
@@ -82,7 +82,8 @@ class Allowlist:
             strangers = sorted(matched - self.first_party)
             if strangers:
                 notices.append(
-                    f"{VARIABLE} entry {entry!r} also admits {', '.join(strangers)}, not first-party; "
+                    f"{VARIABLE} entry {entry!r} also admits {', '.join(strangers)}, not "
+                    "first-party; "
                     f"list plugins by name or use {FIRST_PARTY!r} to admit fewer"
                 )
         return notices
@@ -90,43 +91,16 @@ class Allowlist:
     def unmatched_notices(
         self, candidates: Sequence[Candidate], search_path: Sequence[str] | None = None
     ) -> list[str]:
-        """One notice, with the nearest match, for each entry that names nothing that is installed."""
+        """One notice, with the nearest match, for each entry that names nothing installed."""
         suspects = [e for e in self.entries if not any(self.matches(e, c) for c in candidates)]
         if not suspects:
             return []
-        installed = set(filter(None, map(distribution_name, installed_distributions(search_path))))
+        installed = set(filter(None, map(distribution_name, scan(search_path))))
         return [
             _unmatched(entry, candidates)
             for entry in suspects
             if not any(_same(normal_form(entry), name) for name in installed)
         ]
-
-    def allows_module(
-        self,
-        path: str,
-        candidates: Sequence[Candidate] = (),
-        search_path: Sequence[str] | None = None,
-    ) -> bool:
-        """Whether a class named by module path (``pkg.module:Class`` or ``pkg.module.Class``) may be imported.
-
-        While the variable is set, the file must belong to the core or to an admitted distribution: one that an entry
-        names, or one of whose plugins (among `candidates`) is admitted. Nothing is imported to find out.
-        """
-        if self.value is None:
-            return True
-        file = _module_file(path.partition(":")[0])
-        if file is None:
-            return False
-        if Path(__file__).resolve().parent.parent in file.parents:
-            return True
-        admitted = {c.distribution for c in candidates if self.admits(c)} | {CORE_DISTRIBUTION}
-        for distribution in installed_distributions(search_path):
-            name = distribution_name(distribution)
-            if name is None or not (name in admitted or self.admits_distribution(name)):
-                continue
-            if provides(distribution, file):
-                return True
-        return False
 
 
 def _is_glob(entry: str) -> bool:
@@ -139,16 +113,6 @@ def _same(pattern: str, text: str) -> bool:
 
 def _unmatched(entry: str, candidates: Sequence[Candidate]) -> str:
     names = {text for c in candidates for text in (c.id, c.distribution, c.qualified)}
-    near = difflib.get_close_matches(entry, sorted(names | {FIRST_PARTY}), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(entry, names | {FIRST_PARTY})
+    hint = f"; did you mean {near!r}?" if near else ""
     return f"{VARIABLE} entry {entry!r} matches no installed plugin{hint}"
-
-
-def _module_file(dotted: str) -> Path | None:
-    """File of the longest prefix of `dotted` that is a module: the rest are attributes."""
-    parts = dotted.split(".")
-    for length in range(len(parts), 0, -1):
-        spec = find_module(".".join(parts[:length]))
-        if spec is not None and spec.origin and spec.has_location:
-            return Path(spec.origin).resolve()
-    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -30,7 +30,8 @@ class Board:
     """Sentences for the operator about the allowlist, stale metadata and failed plugins."""
     _registries: Mapping[str, Registry[Any]] = attrs.field(factory=dict, repr=False)
     _contested: Mapping[tuple[str, str], str] = attrs.field(factory=dict, repr=False)
-    _first_party: tuple[FirstParty, ...] = attrs.field(default=(), repr=False)
+    _first_party: Callable[[], Sequence[FirstParty]] = attrs.field(default=tuple, repr=False)
+    """Reads the list: only errors and a few allowlists want it."""
     _candidates: tuple[Candidate, ...] = attrs.field(default=(), repr=False)
     _search_path: Sequence[str] | None = attrs.field(default=None, repr=False)
 
@@ -49,8 +50,9 @@ class Board:
     def require(self, surface: str, key: str, *, wanted_by: str) -> Any:
         """The descriptor with this name or claim; without it the run cannot go on.
 
-        `wanted_by` says who asks, e.g. ``"architectures in config.json"``. Raises `MissingPluginError` saying what
-        would provide it and why it is absent, or `DuplicateError` if two distributions claim it.
+        `wanted_by` says who asks, e.g. ``"architectures in config.json"``. Raises
+        `MissingPluginError` saying what would provide it and why it is absent, or `DuplicateError`
+        if two distributions claim it.
         """
         contested = self._contested.get((surface, key))
         if contested is not None:
@@ -61,14 +63,20 @@ class Board:
         return found
 
     def require_any(self, surface: str, *, wanted_by: str) -> Registry[Any]:
-        """The registry of a surface that must not be empty, e.g. ``"platform"``. Raises `MissingPluginError`."""
+        """The registry of a surface that must not be empty, e.g.
+
+        ``"platform"``. Raises `MissingPluginError`.
+        """
         registry = self.registry(surface)
         if not len(registry):
             raise self.absence(surface, None, wanted_by=wanted_by)
         return registry
 
     def absence(self, surface: str, key: str | None, *, wanted_by: str) -> MissingPluginError:
-        """The error that `require` raises, for callers that have looked for themselves; key None means anything."""
+        """The error that `require` raises, for callers that have looked for themselves;
+
+        key None means anything.
+        """
         words = surface_words(surface)
         what = (
             f"no {words} is loaded" if key is None else f"no loaded plugin provides {words} {key!r}"
@@ -77,14 +85,17 @@ class Board:
             surface,
             key,
             records=self.plugins,
-            first_party=self._first_party,
+            first_party=self._first_party(),
             allowlist=self.allowlist,
             loaded=self.registry(surface).keys(),
         )
         return MissingPluginError(f"{what}, wanted by {wanted_by}. {why}")
 
     def provenance(self, surface: str, key: str) -> PluginRecord:
-        """The record of the plugin that registered this name or claim. Raises `PluginError` if nobody did."""
+        """The record of the plugin that registered this name or claim.
+
+        Raises `PluginError` if nobody did.
+        """
         registry = self.registry(surface)
         if key not in registry:
             raise PluginError(f"nothing is registered as {surface_words(surface)} {key!r}")
@@ -99,5 +110,10 @@ class Board:
         return self.core
 
     def allows_module(self, path: str) -> bool:
-        """Whether the allowlist lets a class named by module path be imported; see `Allowlist.allows_module`."""
-        return self.allowlist.allows_module(path, self._candidates, self._search_path)
+        """Whether the allowlist lets a class named by module path be imported.
+
+        The path is ``pkg.module:Class`` or ``pkg.module.Class``. Nothing is imported to find out.
+        """
+        from pegboard.plugins.ownership import module_allowed  # start-up must be quick
+
+        return module_allowed(self.allowlist, path, self._candidates, self._search_path)

@@ -1,12 +1,12 @@
 """Importing one plugin and asking its hooks for descriptors.
 
-Nothing is registered here: the caller receives everything that the plugin offers, checked, or an error. So a plugin
-that fails half way leaves nothing on the board, and its half-imported modules are forgotten too.
+Nothing is registered here: the caller receives everything that the plugin offers, checked, or an
+error. So a plugin that fails half way leaves nothing on the board, and its half-imported modules
+are forgotten too.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +20,7 @@ from pegboard.api.context import PluginContext
 from pegboard.api.descriptor import Descriptor, LazyRef
 from pegboard.api.hooks import HOOK_SURFACES, Hooks
 from pegboard.errors import PluginError
+from pegboard.plugins.nearest import nearest
 
 __all__ = ["DESCRIPTOR_TYPES", "collect"]
 
@@ -44,7 +45,8 @@ def collect(
 ) -> list[tuple[str, Descriptor]]:
     """Import the module, check its hooks and call them; returns (surface, descriptor) pairs.
 
-    Raises `PluginError` for a broken rule and whatever the plugin itself raises, `SystemExit` included.
+    Raises `PluginError` for a broken rule and whatever the plugin itself raises, `SystemExit`
+    included.
     """
     with _imports_undone_on_error(module_name):
         module = importlib.import_module(module_name)
@@ -81,7 +83,8 @@ def _hook_callers(module: ModuleType, module_name: str) -> list[pluggy.HookCalle
         _check_known(caller)
     if not callers:
         raise PluginError(
-            f"module {module_name!r} has no hooks; mark a function named as in pegboard.api.hooks with @hookimpl"
+            f"module {module_name!r} has no hooks; mark a function named as in pegboard.api.hooks "
+            "with @hookimpl"
         )
     return sorted((c for c in callers if c.has_spec()), key=lambda caller: caller.name)
 
@@ -99,10 +102,8 @@ def _check_known(caller: pluggy.HookCaller) -> None:
     """A hook that no specification names is a spelling mistake, unless marked ``optionalhook``."""
     if caller.has_spec() or all(impl.optionalhook for impl in caller.get_hookimpls()):
         return
-    near = difflib.get_close_matches(caller.name, list(HOOK_SURFACES), n=1, cutoff=0.4)
-    hint = (
-        f"; the nearest hook is {near[0]!r}" if near else f"; hooks are {', '.join(HOOK_SURFACES)}"
-    )
+    near = nearest(caller.name, HOOK_SURFACES, cutoff=0.4)
+    hint = f"; the nearest hook is {near!r}" if near else f"; hooks are {', '.join(HOOK_SURFACES)}"
     raise PluginError(f"there is no hook {caller.name!r}{hint}")
 
 
@@ -111,17 +112,24 @@ def _check_declared(callers: Iterable[pluggy.HookCaller], declared: Mapping[str,
         surface = HOOK_SURFACES[caller.name]
         if surface not in declared:
             raise PluginError(
-                f"hook {caller.name!r} registers into the surface {surface!r}, which PEGBOARD_API does not declare "
+                f"hook {caller.name!r} registers into the surface {surface!r}, which PEGBOARD_API "
+                "does not declare "
                 f"(declared: {', '.join(declared)})"
             )
 
 
 def _call(caller: pluggy.HookCaller, ctx: PluginContext) -> Iterator[tuple[str, Descriptor]]:
     surface = HOOK_SURFACES[caller.name]
-    for answer in reversed(caller(ctx=ctx)):
+    answers = caller(ctx=ctx)
+    if len(answers) < sum(
+        not (impl.wrapper or impl.hookwrapper) for impl in caller.get_hookimpls()
+    ):
+        answers = [None]  # pluggy drops the answer None; here it is a forgotten return
+    for answer in reversed(answers):
         if isinstance(answer, (str, bytes, Mapping)) or not isinstance(answer, Iterable):
             raise PluginError(
-                f"hook {caller.name!r} must return a list of descriptors, it returned {_kind(answer)}"
+                f"hook {caller.name!r} must return a list of descriptors, it returned "
+                f"{_kind(answer)}"
             )
         for item in answer:
             yield surface, _checked(item, surface, caller.name)

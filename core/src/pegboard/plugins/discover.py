@@ -1,24 +1,22 @@
 """Which plugins are installed: a walk over all distributions, importing none of them.
 
-We read the entry points of each distribution ourselves rather than ask for a group, so that every entry keeps its
-distribution, a distribution with a broken file spoils only itself, and one found twice on the path is noticed.
+We read the entry points of each distribution ourselves rather than ask for a group, so that every
+entry keeps its distribution, a distribution with a broken file spoils only itself, and one found
+twice on the path is noticed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
-
-import attrs
-from importlib_metadata import Distribution, distributions
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from pegboard.plugins.record import GROUPS, Candidate, normal_form
+from pegboard.plugins.scan import Metadata, MetadataFolder, entry_points, headers, scan
 
-__all__ = ["Discovery", "discover", "distribution_name", "installed_distributions"]
+__all__ = ["Discovery", "discover", "distribution_name"]
 
 
-@attrs.frozen
-class Discovery:
+class Discovery(NamedTuple):
     """All candidates, sorted by group, name and distribution; and what was odd on the way."""
 
     candidates: tuple[Candidate, ...]
@@ -29,19 +27,20 @@ def discover(search_path: Sequence[str] | None = None) -> Discovery:
     """Find every entry point in our groups on `search_path` (default: ``sys.path``)."""
     found: dict[str, tuple[Candidate, ...]] = {}
     notices: list[str] = []
-    for distribution in installed_distributions(search_path):
-        if not _mentions_our_groups(distribution):
-            continue
+    for metadata in scan(search_path):
         try:
-            name, candidates = _read(distribution)
+            text = metadata.read_text("entry_points.txt")
+            if text is None or "pegboard." not in text:
+                continue  # spares reading the rest of everything else that is installed
+            name, candidates = _read(metadata, text)
         except Exception as error:
-            where = distribution_name(distribution) or _location(distribution)
+            where = distribution_name(metadata) or _location(metadata)
             notices.append(f"cannot read the metadata of {where}: {type(error).__name__}: {error}")
             continue
         if name not in found:
             found[name] = candidates
         elif found[name] != candidates:
-            notices.append(_found_twice(name, found[name], candidates, distribution))
+            notices.append(_found_twice(name, found[name], candidates, metadata))
     ordered = sorted(
         (c for group in found.values() for c in group),
         key=lambda c: (c.group, c.id, c.distribution),
@@ -49,55 +48,42 @@ def discover(search_path: Sequence[str] | None = None) -> Discovery:
     return Discovery(tuple(ordered), tuple(notices))
 
 
-def installed_distributions(search_path: Sequence[str] | None = None) -> Iterator[Distribution]:
-    """Every distribution on the path, in path order, not de-duplicated."""
-    found = distributions() if search_path is None else distributions(path=list(search_path))
-    return iter(cast("Iterable[Distribution]", found))
-
-
-def distribution_name(distribution: Distribution) -> str | None:
+def distribution_name(metadata: Metadata) -> str | None:
     """Normal form of the name, or None where the metadata is missing or broken."""
     try:
-        name = distribution.metadata["Name"]
-    except Exception:
-        return None
-    return normal_form(name) if name else None
-
-
-def _mentions_our_groups(distribution: Distribution) -> bool:
-    """Cheap test that spares parsing the metadata of everything else that is installed."""
-    try:
-        text = distribution.read_text("entry_points.txt")
+        names = headers(metadata).get("name")
     except (OSError, UnicodeDecodeError):
-        return False
-    return text is not None and "pegboard." in text
+        return None
+    return normal_form(names[0]) if names else None
 
 
-def _read(distribution: Distribution) -> tuple[str, tuple[Candidate, ...]]:
-    metadata = distribution.metadata
-    name, version = metadata["Name"], metadata["Version"]
-    if not name or not version:
+def _read(metadata: Metadata, text: str) -> tuple[str, tuple[Candidate, ...]]:
+    fields = headers(metadata)
+    if "name" not in fields or "version" not in fields:
         raise ValueError("its METADATA has no Name or no Version")
-    requires = tuple(distribution.requires or ())
+    name, version = normal_form(fields["name"][0]), fields["version"][0]
+    requires = tuple(fields.get("requires-dist", ()))
     candidates = (
-        Candidate(e.name, e.group, e.value.strip(), normal_form(name), version, requires)
-        for e in distribution.entry_points
-        if e.group in GROUPS
+        Candidate(entry, group, value, name, version, requires)
+        for group, entry, value in entry_points(text)
+        if group in GROUPS
     )
-    return normal_form(name), tuple(sorted(candidates, key=lambda c: (c.group, c.id, c.value)))
+    return name, tuple(sorted(candidates, key=lambda c: (c.group, c.id, c.value)))
 
 
 def _found_twice(
-    name: str, used: Iterable[Candidate], left: Iterable[Candidate], distribution: Distribution
+    name: str, used: Iterable[Candidate], left: Iterable[Candidate], metadata: Metadata
 ) -> str:
     def listing(candidates: Iterable[Candidate]) -> str:
         return ", ".join(f"{c.qualified} {c.version}" for c in candidates) or "no plugins"
 
     return (
-        f"{name} is on the path twice: the first ({listing(used)}) is used, the one in {_location(distribution)} "
-        f"({listing(left)}) is not; remove the stale one"
+        f"{name} is on the path twice: the first ({listing(used)}) is used, the one in "
+        f"{_location(metadata)} ({listing(left)}) is not; remove the stale one"
     )
 
 
-def _location(distribution: Distribution) -> str:
-    return str(distribution.locate_file(""))
+def _location(metadata: Metadata) -> str:
+    if isinstance(metadata, MetadataFolder):
+        return metadata.path
+    return str(metadata.locate_file(""))

@@ -1,23 +1,19 @@
 """The generated list of first-party distributions: what each would provide if it were installed.
 
-The file is data for error messages and for the allowlist entry ``@first-party``. The core decides nothing else by it:
-a first-party plugin comes through the same door as any other.
+The file is data for error messages and for the allowlist entry ``@first-party``. The core decides
+nothing else by it: a first-party plugin comes through the same door as any other.
 """
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-import attrs
+from typing import Any, NamedTuple
 
 __all__ = ["FirstParty", "read_first_party"]
 
 
-@attrs.frozen
-class FirstParty:
+class FirstParty(NamedTuple):
     """One distribution of the list."""
 
     distribution: str
@@ -32,11 +28,17 @@ class FirstParty:
         return bool(offered) if key is None else key in offered
 
 
-def read_first_party(path: Path | None = None) -> tuple[FirstParty, ...]:
-    """Read the list, by distribution name; empty where the file is absent (a source tree before it is generated)."""
-    path = path or Path(__file__).with_name("first_party.json")
+def read_first_party(path: str | None = None) -> tuple[FirstParty, ...]:
+    """Read the list, by distribution name.
+
+    Empty where the file is absent (a source tree before it is generated).
+    """
+    import json  # most runs never read the list, and start-up must be quick
+
+    path = path or os.path.join(os.path.dirname(__file__), "first_party.json")
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8") as file:
+            content: dict[str, Any] = json.load(file)
     except FileNotFoundError:
         return ()
     return tuple(_entry(name, content[name]) for name in sorted(content))

@@ -1,20 +1,21 @@
 """The API level check: read from the plugin's source, before anything of it is imported.
 
-A plugin declares, in the module that its entry point names, the literal ``PEGBOARD_API = {"model": 0}``: each surface
-it registers into and the level it was written for. The core runs plugins of its own level N and of N-1. Level 0 may
-change with any release, so there the distribution must also pin the core's exact version.
+A plugin declares, in the module that its entry point names, the literal ``PEGBOARD_API = {"model":
+0}``: each surface it registers into and the level it was written for. The core runs plugins of its
+own level N and of N-1. Level 0 may change with any release, so there the distribution must also pin
+the core's exact version.
 """
 
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 from collections.abc import Mapping
 
 from pegboard.api.levels import API_LEVELS
 from pegboard.errors import PluginError
 from pegboard.plugins.modules import parse_module
+from pegboard.plugins.nearest import nearest
 from pegboard.plugins.record import CORE_DISTRIBUTION, Candidate, normal_form
 
 __all__ = ["IncompatibleError", "check_levels", "declared_levels"]
@@ -29,7 +30,8 @@ class IncompatibleError(PluginError):
 def declared_levels(module: str) -> Mapping[str, int]:
     """The declaration of a module, from its syntax tree.
 
-    Raises `PluginError` if the source cannot be read, `IncompatibleError` if the declaration is missing or malformed.
+    Raises `PluginError` if the source cannot be read, `IncompatibleError` if the declaration is
+    missing or malformed.
     """
     values = [v for node in parse_module(module).body if (v := _assigned(node)) is not None]
     if not values:
@@ -94,8 +96,8 @@ def _check_level(
     candidate: Candidate, surface: str, level: int, supported: Mapping[str, int]
 ) -> None:
     if surface not in supported:
-        near = difflib.get_close_matches(surface, list(supported), n=1)
-        hint = f" (nearest: {near[0]!r})" if near else ""
+        near = nearest(surface, supported)
+        hint = f" (nearest: {near!r})" if near else ""
         raise IncompatibleError(
             f"{NAME} names the surface {surface!r}{hint}, which this core does not have; it has "
             f"{', '.join(sorted(supported))}. Correct the name or upgrade {CORE_DISTRIBUTION}"
@@ -103,12 +105,14 @@ def _check_level(
     ours = supported[surface]
     if level > ours:
         raise IncompatibleError(
-            f"it needs level {level} of the {surface!r} API, this core has {ours}: upgrade {CORE_DISTRIBUTION}, "
+            f"it needs level {level} of the {surface!r} API, this core has {ours}: upgrade "
+            f"{CORE_DISTRIBUTION}, "
             f"or install an older {candidate.distribution}"
         )
     if level < ours - 1:
         raise IncompatibleError(
-            f"it is written for level {level} of the {surface!r} API, this core runs {ours - 1} and {ours}: "
+            f"it is written for level {level} of the {surface!r} API, this core runs {ours - 1} "
+            f"and {ours}: "
             f"upgrade {candidate.distribution}"
         )
 
@@ -118,13 +122,15 @@ def _check_pin(candidate: Candidate, core_version: str) -> tuple[str, ...]:
     wrong = [pin for pin in pins if not _same_version(pin, core_version)]
     if wrong:
         raise IncompatibleError(
-            f"it was made for {CORE_DISTRIBUTION} {wrong[0]} exactly (API level 0), this is {core_version}: "
+            f"it was made for {CORE_DISTRIBUTION} {wrong[0]} exactly (API level 0), this is "
+            f"{core_version}: "
             f"install the {candidate.distribution} that belongs to it"
         )
     if pins:
         return ()
     return (
-        f"level 0 of the API may change with every release, but {candidate.distribution} does not require "
+        f"level 0 of the API may change with every release, but {candidate.distribution} does not "
+        "require "
         f"{CORE_DISTRIBUTION}=={core_version}",
     )
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
-import traceback
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -46,17 +44,19 @@ def load_plugins(
     extra: Iterable[tuple[str, Descriptor]] = (),
     search_path: Sequence[str] | None = None,
 ) -> Board:
-    """Load every admitted plugin and return the board; in the front end, log what the operator should know.
+    """Load every admitted plugin and return the board; the front end logs its notices.
 
-    `environ` (default ``os.environ``) holds the allowlist. `strict` turns every failed or incompatible plugin and
-    every allowlist entry without a match into an error (`PluginError`, `ConfigError`). `extra` are (surface,
-    descriptor) pairs to register as the core's own, for tests and embedding programs. `search_path` replaces
-    ``sys.path`` in the search for distributions.
+    `environ` (default ``os.environ``) holds the allowlist. `strict` turns every failed or
+    incompatible plugin and every allowlist entry without a match into an error (`PluginError`,
+    `ConfigError`). `extra` are (surface, descriptor) pairs to register as the core's own, for tests
+    and embedding programs. `search_path` replaces ``sys.path`` in the search for distributions.
     """
     board = build_board(
         environ=environ, role=role, strict=strict, extra=extra, search_path=search_path
     )
-    if role == "front":
+    if role == "front" and board.notices:
+        import logging  # a board without notices has no use for it
+
         for notice in board.notices:
             logging.getLogger("pegboard.plugins").warning("%s", notice)
     return board
@@ -71,10 +71,13 @@ def build_board(
     search_path: Sequence[str] | None = None,
     surfaces: Collection[str] | None = None,
 ) -> Board:
-    """`load_plugins` without a log. With `surfaces`, plugins that declare none of them are left out unimported."""
-    first_party = read_first_party()
+    """`load_plugins` without a log.
+
+    With `surfaces`, plugins that declare none of them are left out unimported.
+    """
     environ = os.environ if environ is None else environ
-    allowlist = Allowlist.from_environ(environ, (f.distribution for f in first_party))
+    listed = read_first_party() if VARIABLE in environ else ()
+    allowlist = Allowlist.from_environ(environ, (f.distribution for f in listed))
     found = discover(search_path)
     unmatched = allowlist.unmatched_notices(found.candidates, search_path)
     if strict and unmatched:
@@ -85,7 +88,7 @@ def build_board(
     if strict:
         loader.raise_failures()
     notices = (*unmatched, *allowlist.stranger_notices(found.candidates), *found.notices)
-    return loader.board(notices, first_party, found, search_path)
+    return loader.board(notices, read_first_party, found, search_path)
 
 
 class _Loader:
@@ -137,7 +140,7 @@ class _Loader:
     def board(
         self,
         notices: Iterable[str],
-        first_party: tuple[FirstParty, ...],
+        first_party: Callable[[], Sequence[FirstParty]],
         found: Discovery,
         search_path: Sequence[str] | None,
     ) -> Board:
@@ -156,7 +159,10 @@ class _Loader:
         )
 
     def _block(self, candidate: Candidate) -> None:
-        """Record a plugin that the allowlist leaves out; its source is looked at, never imported."""
+        """Record a plugin that the allowlist leaves out;
+
+        its source is looked at, never imported.
+        """
         try:
             surfaces = tuple(declared_levels(candidate.value))
         except Exception:  # it is not going to load: nothing about it may stop the others
@@ -263,6 +269,8 @@ def _reason(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, PegboardError):
         return text
+    import traceback  # only failures need it, and start-up must be quick
+
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"

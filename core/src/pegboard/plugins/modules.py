@@ -1,23 +1,22 @@
-"""Finding modules without importing them, and the distribution that a module belongs to."""
+"""Finding modules and reading their source without importing them."""
 
 from __future__ import annotations
 
 import ast
-import json
+import os
 import sys
 from importlib.machinery import ModuleSpec
-from pathlib import Path
-from urllib.parse import unquote, urlparse
-
-from importlib_metadata import Distribution
 
 from pegboard.errors import PluginError
 
-__all__ = ["find_module", "parse_module", "provides"]
+__all__ = ["find_module", "parse_module"]
 
 
 def find_module(name: str) -> ModuleSpec | None:
-    """Spec of a module, or None. Unlike `importlib.util.find_spec` this never imports the parent packages."""
+    """Spec of a module, or None.
+
+    Unlike `importlib.util.find_spec` this never imports the parent packages.
+    """
     path: list[str] | None = None
     spec: ModuleSpec | None = None
     parts = name.split(".")
@@ -59,41 +58,8 @@ def parse_module(name: str) -> ast.Module:
 
 
 def _source(spec: ModuleSpec) -> bytes | str | None:
-    if spec.origin and spec.origin.endswith(".py") and Path(spec.origin).is_file():
-        return Path(spec.origin).read_bytes()
+    if spec.origin and spec.origin.endswith(".py") and os.path.isfile(spec.origin):
+        with open(spec.origin, "rb") as file:
+            return file.read()
     get_source = getattr(spec.loader, "get_source", None)
     return get_source(spec.name) if get_source is not None else None
-
-
-def provides(distribution: Distribution, file: Path) -> bool:
-    """Whether `file` was installed by `distribution`, an editable install included."""
-    folder = _editable_folder(distribution)
-    if folder is not None and folder in file.parents:
-        return True
-    files = distribution.files
-    if files is None:
-        return _top_level_match(distribution, file)
-    same_name = (entry for entry in files if entry.name == file.name)
-    return any(Path(str(distribution.locate_file(entry))).resolve() == file for entry in same_name)
-
-
-def _editable_folder(distribution: Distribution) -> Path | None:
-    """The source folder of an editable install (PEP 610), or None."""
-    try:
-        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-        if not origin.get("dir_info", {}).get("editable"):
-            return None
-        return Path(unquote(urlparse(origin["url"]).path)).resolve()
-    except (ValueError, KeyError, AttributeError, OSError):
-        return None
-
-
-def _top_level_match(distribution: Distribution, file: Path) -> bool:
-    """For metadata without a file list: the first folder or module name below the install root decides."""
-    root = Path(str(distribution.locate_file(""))).resolve()
-    if root not in file.parents:
-        return False
-    first = file.relative_to(root).parts[0].removesuffix(".py")
-    listed = (distribution.read_text("top_level.txt") or "").split()
-    named = {entry.value.partition(":")[0].split(".")[0] for entry in distribution.entry_points}
-    return first in named.union(listed)

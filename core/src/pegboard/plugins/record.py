@@ -1,10 +1,13 @@
-"""What is known about each installed plugin: the candidate before a decision, the record after it."""
+"""What is known about each installed plugin:
+
+the candidate before a decision, the record after it.
+"""
 
 from __future__ import annotations
 
 import re
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import attrs
 
@@ -39,20 +42,29 @@ GROUP_OF_SURFACE = MappingProxyType(
         "quant": "pegboard.quant",
     }
 )
-"""Where a provider of a surface is looked for first; the other surfaces have no group of their own."""
+"""Where a provider of a surface is looked for first;
+
+the other surfaces have no group of their own.
+"""
 
 PluginState = Literal["ready", "blocked", "incompatible", "failed"]
-"""``ready``: registered. ``blocked``: left out by the allowlist, never imported. ``incompatible``: wrong or missing API
-level, never imported. ``failed``: broke a rule while loading and was rolled back."""
+"""What became of a plugin.
+
+``ready``: registered. ``blocked``: left out by the allowlist, never imported. ``incompatible``:
+wrong or missing API level, never imported. ``failed``: broke a rule while loading and was rolled
+back.
+"""
 
 
 def normal_form(distribution: str) -> str:
-    """Distribution name in the normal form of packaging: lower case, runs of ``-_.`` become ``-``."""
+    """Distribution name in the normal form of packaging:
+
+    lower case, runs of ``-_.`` become ``-``.
+    """
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-@attrs.frozen
-class Candidate:
+class Candidate(NamedTuple):
     """One entry point in one of our groups, before anything of it is imported."""
 
     id: str
@@ -80,8 +92,7 @@ class Candidate:
         return f"{self.qualified} of {self.distribution} {self.version}"
 
 
-@attrs.frozen
-class Registration:
+class Registration(NamedTuple):
     """One descriptor that a plugin put on the board."""
 
     surface: str
@@ -118,7 +129,8 @@ class PluginRecord:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the import time in milliseconds."""
-        plain = attrs.asdict(self)
+        plain = attrs.asdict(self, recurse=False)
+        plain["registered"] = [item._asdict() for item in self.registered]
         plain["import_time_ms"] = round(1000 * plain.pop("import_seconds"), 3)
         return plain
 

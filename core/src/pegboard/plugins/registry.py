@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import attrs
 
@@ -16,8 +16,7 @@ __all__ = ["Clash", "ClashError", "Entry", "Provenance", "Registry", "keys_of"]
 T = TypeVar("T", bound=Descriptor)
 
 
-@attrs.frozen
-class Provenance:
+class Provenance(NamedTuple):
     """Who registered something."""
 
     distribution: str
@@ -39,8 +38,7 @@ class Entry(Generic[T]):
     provenance: Provenance
 
 
-@attrs.frozen
-class Clash:
+class Clash(NamedTuple):
     """A name or claim that two descriptors of one surface share."""
 
     surface: str
@@ -52,7 +50,8 @@ class Clash:
         if self.first == self.second:
             return f"{self.surface} {self.key!r} is registered twice by {self.first}"
         return (
-            f"{self.surface} {self.key!r} is registered by both {self.first} ({self.first.entry_point}) "
+            f"{self.surface} {self.key!r} is registered by both {self.first} "
+            f"({self.first.entry_point}) "
             f"and {self.second} ({self.second.entry_point})"
         )
 
@@ -74,8 +73,8 @@ def keys_of(descriptor: Descriptor) -> tuple[str, ...]:
 class Registry(Generic[T]):
     """The descriptors of one surface. Immutable: `extended` returns a new one.
 
-    Names and claims share one namespace, in which every key leads to one descriptor. Iteration is in order of
-    registration: the core's own first, then plugins by group, name and distribution.
+    Names and claims share one namespace, in which every key leads to one descriptor. Iteration is
+    in order of registration: the core's own first, then plugins by group, name and distribution.
     """
 
     def __init__(self, surface: str, entries: Iterable[Entry[T]] = ()) -> None:
@@ -92,7 +91,10 @@ class Registry(Generic[T]):
         return _index(self.surface, (*self._entries, *entries))[1]
 
     def extended(self, entries: Sequence[Entry[T]]) -> Registry[T]:
-        """A registry with these entries too. Raises `ClashError` and changes nothing if a key is taken."""
+        """A registry with these entries too.
+
+        Raises `ClashError` and changes nothing if a key is taken.
+        """
         return Registry(self.surface, (*self._entries, *entries))
 
     def get(self, key: str) -> T | None:

@@ -1,13 +1,14 @@
 """From a token's entry in the vocabulary to the bytes it stands for.
 
-A `tokenizer.json` names a *decoder*: the way token strings become text. Read as a rule for one token at a time, a
-decoder is a function from token string to bytes, plus what is special at the very start of a text (a marker of a word
-start is not shown there). With that, text can be put together token by token, at constant cost and without ever
-cutting a character.
+A `tokenizer.json` names a *decoder*: the way token strings become text. Read as a rule for one
+token at a time, a decoder is a function from token string to bytes, plus what is special at the
+very start of a text (a marker of a word start is not shown there). With that, text can be put
+together token by token, at constant cost and without ever cutting a character.
 
-Texts equal those of the *tokenizers* library for every valid sequence. The one difference is deliberate: where a run
-of byte tokens such as ``<0xE2>`` is no valid UTF-8, that library turns the whole run into U+FFFD, even characters of it
-that are complete, which cannot be done while streaming; here only the invalid part is replaced.
+Texts equal those of the *tokenizers* library for every valid sequence. The one difference is
+deliberate: where a run of byte tokens such as ``<0xE2>`` is no valid UTF-8, that library turns the
+whole run into U+FFFD, even characters of it that are complete, which cannot be done while
+streaming; here only the invalid part is replaced.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ TokenRule = Callable[[str], bytes]
 """A token's string in, its bytes out."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SUPPORTED = "ByteLevel, Metaspace, WordPiece, and sequences of Replace, ByteFallback, Fuse, Strip with these"
+_SUPPORTED = "ByteLevel, Metaspace, WordPiece, and sequences of Replace, ByteFallback, Fuse, Strip"
 
 
 def _byte_level_alphabet() -> dict[str, int]:
     """Character to byte, as byte-level BPE writes bytes.
 
-    Printable Latin-1 characters stand for themselves; the other bytes, in order, are moved to U+0100 and up (Radford
-    et al. 2019, the GPT-2 tokeniser).
+    Printable Latin-1 characters stand for themselves; the other bytes, in order, are moved to
+    U+0100 and up (Radford et al. 2019, the GPT-2 tokeniser).
     """
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in set(shown)]
@@ -70,8 +71,8 @@ class TokenCodec:
 def codec_from_decoder(decoder: Mapping[str, Any] | None, source: str) -> TokenCodec:
     """The codec for the ``decoder`` entry of a `tokenizer.json`; `source` is the file, for errors.
 
-    Without a decoder, tokens are words with a space between them. Raises `UnsupportedError` naming a decoder that
-    cannot be read as a rule for one token at a time.
+    Without a decoder, tokens are words with a space between them. Raises `UnsupportedError` naming
+    a decoder that cannot be read as a rule for one token at a time.
     """
     if decoder is None:
         return TokenCodec(middle=_spaced_word, opening=str.encode)
@@ -79,7 +80,9 @@ def codec_from_decoder(decoder: Mapping[str, Any] | None, source: str) -> TokenC
     codec = _read_steps(steps)
     if codec is None:
         names = "+".join(str(step.get("type")) for step in steps)
-        raise UnsupportedError(f"{source}: decoder {names!r} is not supported; supported are {_SUPPORTED}")
+        raise UnsupportedError(
+            f"{source}: decoder {names!r} is not supported; supported are {_SUPPORTED}"
+        )
     return codec
 
 
@@ -160,7 +163,7 @@ def _read_word_piece(reading: _Reading, step: Mapping[str, Any]) -> bool:
 
 
 def _ends_here(reading: _Reading) -> bool:
-    """A complete rule stands alone: nothing came before it, and what follows sees the whole text."""
+    """A complete rule stands alone: nothing before it, and what follows sees the whole text."""
     alone = not (reading.replaces or reading.byte_fallback or reading.fused)
     reading.fused = True
     return alone

@@ -19,10 +19,11 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 class IncrementalDetokenizer:
     """Text of one sequence, piece by piece.
 
-    No piece holds half a character, and all pieces together are the one-shot decoding of all ids in the place where
-    they stand: after `prompt_ids`, or at the start of a text if there are none. (At the start some vocabularies do not
-    show the space of the first word.) Bytes that are no UTF-8 become U+FFFD, one per maximal invalid part, as the
-    Unicode standard recommends (chapter 3.9); bytes that the prompt left unfinished are not completed.
+    No piece holds half a character, and all pieces together are the one-shot decoding of all ids in
+    the place where they stand: after `prompt_ids`, or at the start of a text if there are none. (At
+    the start some vocabularies do not show the space of the first word.) Bytes that are no UTF-8
+    become U+FFFD, one per maximal invalid part, as the Unicode standard recommends (chapter 3.9);
+    bytes that the prompt left unfinished are not completed.
     """
 
     __slots__ = ("_joiner", "_utf8")
@@ -44,9 +45,11 @@ class IncrementalDetokenizer:
         self._utf8 = _new_decoder(errors="replace")
 
     def push(self, ids: Sequence[int]) -> str:
-        """Text that is certain after these ids. Never raises: an id that is no token gives no text."""
+        """Text that is certain after these ids. Never raises: an id that is no token gives no
+        text."""
         return self._utf8.decode(self._joiner.join(ids))
 
     def finish(self) -> str:
-        """What is left when no more ids come: U+FFFD for a character that was never completed, else nothing."""
+        """What is left when no more ids come: U+FFFD for a character that was never completed, else
+        nothing."""
         return self._utf8.decode(b"", final=True)

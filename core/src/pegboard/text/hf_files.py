@@ -1,4 +1,5 @@
-"""Reading the tokeniser and the chat templates of a checkpoint directory in Hugging Face's layout."""
+"""Reading the tokeniser and the chat templates of a checkpoint directory in Hugging Face's
+layout."""
 
 from __future__ import annotations
 
@@ -24,7 +25,15 @@ _OTHER_TOKENIZERS = (
     "merges.txt",
     "vocab.txt",
 )
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_NAMED_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 class _Added(msgspec.Struct):
@@ -45,16 +54,22 @@ class _TokenizerFile(msgspec.Struct):
     def ids(self) -> dict[str, int]:
         """Ids by token string; a unigram vocabulary is a list of (token, score)."""
         vocab = self.model.vocab
-        ids = dict(vocab) if isinstance(vocab, dict) else {str(entry[0]): i for i, entry in enumerate(vocab)}
+        ids = (
+            dict(vocab)
+            if isinstance(vocab, dict)
+            else {str(entry[0]): i for i, entry in enumerate(vocab)}
+        )
         ids.update((token.content, token.id) for token in self.added_tokens)
         return ids
 
 
 def tokenizer_spec_from_dir(path: str | Path) -> TokenizerSpec:
-    """The tokeniser of a directory, from `tokenizer.json`, `tokenizer_config.json` and `special_tokens_map.json`.
+    """The tokeniser of a directory, from `tokenizer.json`, `tokenizer_config.json` and
+    `special_tokens_map.json`.
 
-    Tokens that only `added_tokens_decoder` of the configuration has are added. Raises `CheckpointError` naming the file
-    if `tokenizer.json` is absent or anything is malformed or contradicts itself.
+    Tokens that only `added_tokens_decoder` of the configuration has are added. Raises
+    `CheckpointError` naming the file if `tokenizer.json` is absent or anything is malformed or
+    contradicts itself.
     """
     folder = Path(path)
     file = folder / "tokenizer.json"
@@ -81,8 +96,9 @@ def tokenizer_spec_from_dir(path: str | Path) -> TokenizerSpec:
 def chat_templates_from_dir(path: str | Path) -> dict[str, str]:
     """Chat templates by name, ``"default"`` being the usual one; empty if there are none.
 
-    Read in this order, later ones in place of earlier: `chat_template` of `tokenizer_config.json` (a string, or a list
-    of named ones), `chat_template.json`, `chat_template.jinja`, and `additional_chat_templates/NAME.jinja`.
+    Read in this order, later ones in place of earlier: `chat_template` of `tokenizer_config.json`
+    (a string, or a list of named ones), `chat_template.json`, `chat_template.jinja`, and
+    `additional_chat_templates/NAME.jinja`.
     """
     folder = Path(path)
     templates: dict[str, str] = {}
@@ -102,8 +118,8 @@ def _absent(folder: Path) -> str:
     if not there:
         return f"{folder}: no tokenizer.json"
     return (
-        f"{folder}: no tokenizer.json; {', '.join(there)} cannot be used in its place. Convert it once: load the "
-        "tokeniser with transformers' AutoTokenizer and save it with save_pretrained"
+        f"{folder}: no tokenizer.json; {', '.join(there)} cannot be used in its place. Convert it "
+        "once: load the tokeniser with transformers' AutoTokenizer, save it with save_pretrained"
     )
 
 
@@ -141,7 +157,8 @@ def _with_added_tokens(text: str, config: Mapping[str, Any], file: Path) -> str:
     for token_id, entry in listed.items():
         if known.get(token_id, entry["content"]) != entry["content"]:
             raise CheckpointError(
-                f"{file}: added token {token_id} is {known[token_id]!r}, but {_CONFIG} says {entry['content']!r}"
+                f"{file}: added token {token_id} is {known[token_id]!r}, "
+                f"but {_CONFIG} says {entry['content']!r}"
             )
     missing = [entry for token_id, entry in sorted(listed.items()) if token_id not in known]
     if not missing:
@@ -154,7 +171,13 @@ def _with_added_tokens(text: str, config: Mapping[str, Any], file: Path) -> str:
 
 def _added_tokens(config: Mapping[str, Any], folder: Path) -> dict[int, dict[str, Any]]:
     """`added_tokens_decoder` of the configuration, in the form that `tokenizer.json` has."""
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
+    flags = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": True,
+        "special": False,
+    }
     listed: dict[int, dict[str, Any]] = {}
     decoder = config.get("added_tokens_decoder") or {}
     try:
@@ -163,12 +186,15 @@ def _added_tokens(config: Mapping[str, Any], folder: Path) -> dict[int, dict[str
             listed[int(key)] = {"id": int(key), "content": str(entry["content"]), **chosen}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{folder / _CONFIG}: added_tokens_decoder must map ids to objects with 'content'; {error!r}"
+            f"{folder / _CONFIG}: added_tokens_decoder must map ids to objects with 'content'; "
+            f"{error!r}"
         ) from error
     return listed
 
 
-def _special_tokens(config: Mapping[str, Any], token_map: Mapping[str, Any], folder: Path) -> dict[str, str]:
+def _special_tokens(
+    config: Mapping[str, Any], token_map: Mapping[str, Any], folder: Path
+) -> dict[str, str]:
     """Texts of the named special tokens; the configuration comes before the older map."""
     texts: dict[str, str] = {}
     for name in _NAMED_TOKENS:
@@ -184,16 +210,22 @@ def _special_tokens(config: Mapping[str, Any], token_map: Mapping[str, Any], fol
 def _token_text(name: str, value: Any, folder: Path) -> str:
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str):
-        raise CheckpointError(f"{folder / _CONFIG}: {name} {value!r} is neither a text nor an object with 'content'")
+        raise CheckpointError(
+            f"{folder / _CONFIG}: {name} {value!r} is neither a text nor an object with 'content'"
+        )
     return text
 
 
-def _named_id(name: str, special: Mapping[str, str], ids: Mapping[str, int], folder: Path) -> int | None:
+def _named_id(
+    name: str, special: Mapping[str, str], ids: Mapping[str, int], folder: Path
+) -> int | None:
     text = special.get(name)
     if text is None:
         return None
     if text not in ids:
-        raise CheckpointError(f"{folder / _CONFIG}: {name} {text!r} is not in the vocabulary of tokenizer.json")
+        raise CheckpointError(
+            f"{folder / _CONFIG}: {name} {text!r} is not in the vocabulary of tokenizer.json"
+        )
     return ids[text]
 
 

@@ -19,16 +19,19 @@ class TextDelta(msgspec.Struct, frozen=True):
     """What became certain with some new tokens."""
 
     text: str
-    """Text to show now. It never holds half a character, nor any of a stop string that is cut off."""
+    """Text to show now: no half character, and nothing of a stop string that is cut off."""
     token_count: int
     """Tokens whose text is now shown in full; they follow those of the last delta.
 
-    While characters are held back, so are their tokens: the ids of this delta decode to its text (but for characters
-    whose bytes are not complete yet, and for the last delta where a stop string was cut off).
+    While characters are held back, so are their tokens: the ids of this delta decode to its text
+    (but for characters whose bytes are not complete yet, and for the last delta where a stop string
+    was cut off).
     """
     consumed: int
-    """How many of the given ids belong to the sequence: all, or those up to and including the one that completed a
-    stop string."""
+    """How many of the given ids belong to the sequence.
+
+    All, or those up to and including the one that completed a stop string.
+    """
     stopped: str | None = None
     """The stop string that ended the sequence."""
 
@@ -36,11 +39,14 @@ class TextDelta(msgspec.Struct, frozen=True):
 class TextStream:
     """Detokenising, stop strings and `min_tokens` of one sequence.
 
-    A stop string counts if the token that completes it comes after the first `min_tokens` ones. Call `push` as tokens
-    arrive and `finish` once when the sequence ended otherwise; after a stop both give nothing.
+    A stop string counts if the token that completes it comes after the first `min_tokens` ones.
+    Call `push` as tokens arrive and `finish` once when the sequence ended otherwise; after a stop
+    both give nothing.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, prompt_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, params: SamplingParams, *, prompt_ids: Iterable[int] = ()
+    ) -> None:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
             prompt_ids,
@@ -61,7 +67,8 @@ class TextStream:
     def push(self, ids: Sequence[int]) -> TextDelta:
         """Take the next tokens and return what can be shown.
 
-        An id that ended the sequence without being part of its text (an end-of-sequence token) is not given here.
+        An id that ended the sequence without being part of its text (an end-of-sequence token) is
+        not given here.
         """
         if self._stopped:
             return TextDelta("", 0, 0)
@@ -75,7 +82,7 @@ class TextStream:
         return self._release(self._matcher.safe, len(ids))
 
     def finish(self) -> TextDelta:
-        """The sequence ended: return everything held back. A stop string may still be completed by it."""
+        """The sequence ended: return all that is held back, which may still complete a stop."""
         if self._stopped:
             return TextDelta("", 0, 0)
         match = self._read(self._detokenizer.finish())

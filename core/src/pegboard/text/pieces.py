@@ -25,8 +25,9 @@ class PieceTable(dict[int, bytes]):
 class Vocabulary:
     """What the ids of a tokeniser stand for. Shared by all texts, safe to use from several threads.
 
-    `token_of` gives a token's string or None where the id has none: rows that only pad an embedding table. They, and
-    ids that no vocabulary has, stand for no text. `added` are ids of tokens that were added to the base vocabulary.
+    `token_of` gives a token's string or None where the id has none: rows that only pad an embedding
+    table. They, and ids that no vocabulary has, stand for no text. `added` are ids of tokens that
+    were added to the base vocabulary.
     """
 
     def __init__(
@@ -62,7 +63,8 @@ class Vocabulary:
         return b"" if token_id in self.special else self.pieces[token_id]
 
     def _readable(self, token_id: int, token: str, piece: bytes) -> bytes:
-        """An added token is plain text: one whose letters are no text in the byte alphabet stands for itself."""
+        """An added token is plain text: one whose letters are no text in the byte alphabet stands
+        for itself."""
         if not (self.codec.byte_alphabet and token_id in self._added):
             return piece
         try:
@@ -75,14 +77,27 @@ class Vocabulary:
 class PieceJoiner:
     """Gives the bytes of one text as its ids come.
 
-    `spaces_between_special_tokens=False` leaves out the space that some vocabularies (words, word pieces) show between
-    two special tokens that follow one another.
+    `spaces_between_special_tokens=False` leaves out the space that some vocabularies (words, word
+    pieces) show between two special tokens that follow one another.
     """
 
-    __slots__ = ("_after_special", "_first", "_settled", "_skip", "_spaces", "_strip", "_table", "_vocabulary")
+    __slots__ = (
+        "_after_special",
+        "_first",
+        "_settled",
+        "_skip",
+        "_spaces",
+        "_strip",
+        "_table",
+        "_vocabulary",
+    )
 
     def __init__(
-        self, vocabulary: Vocabulary, *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
+        self,
+        vocabulary: Vocabulary,
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
     ) -> None:
         self._vocabulary = vocabulary
         self._skip = skip_special_tokens

@@ -1,35 +1,38 @@
 """A Jinja environment for chat templates, which are programs that came with a checkpoint.
 
-A template cannot reach Python's internals, change the values that it gets, read files or import. Its loops, calls and
-the texts that it builds are bounded, so that it cannot hold up a server. What templates may use follows the custom of
-transformers' `apply_chat_template`: ``raise_exception``, ``strftime_now``, ``tojson`` without HTML escapes, loop
-controls, ``{% generation %}`` blocks, and block tags that leave no white space behind.
+A template cannot reach Python's internals, change the values that it gets, read files or import.
+Its loops, calls and the texts that it builds are bounded, so that it cannot hold up a server. What
+templates may use follows the custom of transformers' `apply_chat_template`: ``raise_exception``,
+``strftime_now``, ``tojson`` without HTML escapes, loop controls, ``{% generation %}`` blocks, and
+block tags that leave no white space behind.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 __all__ = ["MAX_STEPS", "MAX_TEXT", "SecurityError", "TemplateEnvironment", "TemplateRefusal"]
 
-MAX_STEPS = 2_000_000
-"""Most loop turns and calls while rendering once; a few seconds' worth."""
+MAX_STEPS = 1_000_000
+"""Most steps of one rendering, about a second's worth: a loop turn is one, a call is more."""
+_CALL_STEPS = 10
 MAX_TEXT = 1 << 24
 """Most characters of a text that a template builds."""
-_STEPS_KEY = "_pegboard_steps"
 _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\d{5,}|\*)")
 
 
@@ -43,10 +46,10 @@ class _Steps:
     def __init__(self) -> None:
         self._left = MAX_STEPS
 
-    def take(self) -> None:
-        self._left -= 1
+    def take(self, count: int) -> None:
+        self._left -= count
         if self._left < 0:
-            raise SecurityError(f"it takes more than {MAX_STEPS} loop turns and calls")
+            raise SecurityError(f"its loops and calls take more than {MAX_STEPS} steps")
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
@@ -63,6 +66,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             optimized=False,
             extensions=[LoopControlExtension, _GenerationBlock],
         )
+        # Of the rendering that runs in this thread; a template is shared by many.
+        self._steps: ContextVar[_Steps] = ContextVar("steps")
+        self.turn = object()
+        """What every loop turn calls; `call` knows it."""
         self.filters["tojson"] = _tojson
         self.globals = {
             "range": self.globals["range"],
@@ -81,27 +88,32 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return jinja2.Template.from_code(self, code, self.globals), tree
 
     def render_bounded(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
-        """The text. Raises `SecurityError` if a bound is passed, and whatever the template raises."""
+        """The text. Raises `SecurityError` if a bound is passed, and whatever the template
+        raises."""
         pieces, size = [], 0
-        for piece in template.generate({**variables, _STEPS_KEY: _Steps()}):
-            size += len(piece)
-            _check_size(size)
-            pieces.append(piece)
+        token = self._steps.set(_Steps())
+        try:
+            for piece in template.generate(variables):
+                size += len(piece)
+                _check_size(size)
+                pieces.append(piece)
+        finally:
+            self._steps.reset(token)
         return "".join(pieces)
 
-    def turn(self) -> str:
-        """Called at every loop turn; the call itself is what counts."""
-        return ""
-
-    def concat(self, *values: Any) -> str:
+    def joined(self, *values: Any) -> str:
         """What ``~`` means, bounded."""
         texts = [str(value) for value in values]
         _check_size(sum(map(len, texts)))
         return "".join(texts)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Every call of a template. The names leave all others free for the template's keyword arguments."""
-        __context.parent[_STEPS_KEY].take()
+        """Every call of a template. The names leave all others free for the template's keyword
+        arguments."""
+        if __obj is __self.turn:
+            __self._steps.get().take(1)
+            return ""
+        __self._steps.get().take(_CALL_STEPS)
         for value in (*args, *kwargs.values()):
             if isinstance(value, int):
                 _check_size(value)
@@ -132,7 +144,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 class _TemplateNamespace(Namespace):
     """``namespace()``; attributes that begin with an underscore are refused."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805
+    def __init__(*args: Any, **kwargs: Any) -> None:
         # The first argument stays unnamed, since a template may name an attribute ``self``.
         self, *rest = args
         Namespace.__init__(self, *rest, **kwargs)
@@ -145,7 +157,8 @@ class _TemplateNamespace(Namespace):
 
 
 class _GenerationBlock(Extension):
-    """``{% generation %}…{% endgeneration %}``: marks what the assistant wrote; renders as its content."""
+    """``{% generation %}…{% endgeneration %}``: marks what the assistant wrote; renders as its
+    content."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -166,8 +179,9 @@ class _Bounds(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:  # noqa: N802
         self.generic_visit(node)
-        call = nodes.Call(nodes.EnvironmentAttribute("concat"), node.nodes, [], None, None)
-        return call.set_lineno(node.lineno)
+        call = nodes.Call(nodes.EnvironmentAttribute("joined"), node.nodes, [], None, None)
+        call.set_lineno(node.lineno)
+        return call
 
 
 def _length(value: Any) -> int:
@@ -200,11 +214,6 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as the model saw it in training: no HTML escapes, characters as they are."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def find_all(node: nodes.Node, kind: type[nodes.Node]) -> Iterator[nodes.Node]:
-    """`node` itself, if it is of `kind`, and all nodes of that kind below it."""
-    if isinstance(node, kind):
-        yield node
-    yield from node.find_all(kind)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

@@ -36,11 +36,12 @@ class _Node:
 
 
 class StopMatcher:
-    """Reads a text character by character and finds the first stop string, however the text is cut into pieces.
+    """Reads a text character by character and finds the first stop string, however the text is cut
+    into pieces.
 
-    The match that *ends* first counts; of those that end together, the longest, so that no character of a stop is
-    shown. `safe` says how much of the text can be shown: all but the longest ending that may yet become a stop. The
-    work is constant per character (Aho and Corasick 1975).
+    The match that *ends* first counts; of those that end together, the longest, so that no
+    character of a stop is shown. `safe` says how much of the text can be shown: all but the longest
+    ending that may yet become a stop. The work is constant per character (Aho and Corasick 1975).
 
     Raises `RequestError` for an empty stop string, which would end every text at once.
     """
@@ -59,13 +60,15 @@ class StopMatcher:
 
     @property
     def safe(self) -> int:
-        """Characters, from the start of the text, that cannot belong to a stop string that is still to be completed."""
+        """Characters, from the start of the text, that cannot belong to a stop string that is still
+        to be completed."""
         return self._read - self._node.depth
 
     def scan(self, text: str, *, armed: bool = True) -> StopMatch | None:
         """Read on. Returns the first match that ends in `text`, reading no further, else None.
 
-        `armed=False` reads without matching; a stop that began in such text and ends in armed text still counts.
+        `armed=False` reads without matching; a stop that began in such text and ends in armed text
+        still counts.
         """
         node = self._node
         for place, char in enumerate(text, 1):
@@ -88,7 +91,9 @@ def _automaton(stops: tuple[str, ...]) -> _Node:
     root = _Node(0)
     for stop in stops:
         if not isinstance(stop, str) or not stop:
-            raise RequestError(f"stop={stop!r} is not allowed: strings of at least one character", field="stop")
+            raise RequestError(
+                f"stop={stop!r} is not allowed: strings of at least one character", field="stop"
+            )
         node = root
         for char in stop:
             node = node.following.setdefault(char, _Node(node.depth + 1))
@@ -98,7 +103,8 @@ def _automaton(stops: tuple[str, ...]) -> _Node:
 
 
 def _link(root: _Node) -> None:
-    """Set every node's fallback, nearest the root first; a stop that ends at a fallback ends here as well."""
+    """Set every node's fallback, nearest the root first; a stop that ends at a fallback ends here
+    as well."""
     waiting = deque([root])
     while waiting:
         node = waiting.popleft()

@@ -32,7 +32,8 @@ class _SerialisedParts(msgspec.Struct):
 
 @attrs.frozen
 class _Frame:
-    """Ids put around a text: what the post-processor of the file adds, as the specification corrects it."""
+    """Ids put around a text: what the post-processor of the file adds, as the specification
+    corrects it."""
 
     head: tuple[int, ...]
     tail: tuple[int, ...]
@@ -41,9 +42,10 @@ class _Frame:
 class Tokenizer:
     """Encodes and decodes with one vocabulary. Immutable, safe to use from several threads.
 
-    Beginning of sequence (BOS): `TokenizerSpec.add_bos` says whether `encode` puts it in front; where it is None, the
-    post-processor of the file decides. None is added to a text that begins with it already, and one that the caller
-    wrote is never taken away. The same holds for the end of sequence (EOS) at the end and `add_eos`.
+    Beginning of sequence (BOS): `TokenizerSpec.add_bos` says whether `encode` puts it in front;
+    where it is None, the post-processor of the file decides. None is added to a text that begins
+    with it already, and one that the caller wrote is never taken away. The same holds for the end
+    of sequence (EOS) at the end and `add_eos`.
     """
 
     def __init__(
@@ -61,9 +63,9 @@ class Tokenizer:
     def from_spec(cls, spec: TokenizerSpec) -> Tokenizer:
         """Build the tokeniser.
 
-        Raises `CheckpointError` if the serialisation is malformed, its ids do not agree with the library's, or an
-        identifier of the specification is missing or outside the vocabulary; `UnsupportedError` for a decoder that
-        cannot be used while streaming.
+        Raises `CheckpointError` if the serialisation is malformed, its ids do not agree with the
+        library's, or an identifier of the specification is missing or outside the vocabulary;
+        `UnsupportedError` for a decoder that cannot be used while streaming.
         """
         backend, parts = _read(spec)
         _check_ids(spec, backend, parts)
@@ -116,15 +118,18 @@ class Tokenizer:
         return token_id in self.vocabulary.special
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`, with BOS and whatever else belongs around a text unless `add_special_tokens` is False.
+        """Ids of `text`, with BOS and whatever else belongs around a text unless
+        `add_special_tokens` is False.
 
-        Special tokens written out in `text` are read as such. An empty text gives no ids beside the added ones. Raises
-        `RequestError` if `text` is no string or holds half of a surrogate pair.
+        Special tokens written out in `text` are read as such. An empty text gives no ids beside the
+        added ones. Raises `RequestError` if `text` is no string or holds half of a surrogate pair.
         """
         ids = self._encode_plain(text)
         return self._framed(ids) if add_special_tokens else ids
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
         """`encode` of many texts, in parallel."""
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -136,8 +141,8 @@ class Tokenizer:
     def encode_chat(self, text: str) -> list[int]:
         """Ids of a rendered chat template.
 
-        A template writes its special tokens itself, so none are added, but for one: BOS, if a text is to begin with it
-        (`adds_bos`) and the template did not write it.
+        A template writes its special tokens itself, so none are added, but for one: BOS, if a text
+        is to begin with it (`adds_bos`) and the template did not write it.
         """
         ids = self._encode_plain(text)
         bos = self.spec.bos_token_id
@@ -158,7 +163,8 @@ class Tokenizer:
         return self.vocabulary.pieces[token_id]
 
     def id_to_token(self, token_id: int) -> str | None:
-        """The token's string as the vocabulary has it (``"Ġthe"``, ``"▁the"``), or None if there is no such id."""
+        """The token's string as the vocabulary has it (``"Ġthe"``, ``"▁the"``), or None if there is
+        no such id."""
         return self.vocabulary.token_of(token_id)
 
     def token_to_id(self, token: str) -> int | None:
@@ -167,11 +173,18 @@ class Tokenizer:
 
     def _encode_plain(self, text: str) -> list[int]:
         if not isinstance(text, str):
-            raise RequestError(f"prompt must be a string, not {type(text).__name__}", field="prompt")
+            raise RequestError(
+                f"prompt must be a string, not {type(text).__name__}", field="prompt"
+            )
         try:
             return self._backend.encode(text, add_special_tokens=False).ids
-        except (TypeError, ValueError) as error:  # what the library raises for text that is not UTF-8
-            raise RequestError(f"prompt is not valid Unicode text: {error}", field="prompt") from error
+        except (
+            TypeError,
+            ValueError,
+        ) as error:  # what the library raises for text that is not UTF-8
+            raise RequestError(
+                f"prompt is not valid Unicode text: {error}", field="prompt"
+            ) from error
 
     def _framed(self, ids: list[int]) -> list[int]:
         head, tail = self._frame.head, self._frame.tail
@@ -187,7 +200,9 @@ def _read(spec: TokenizerSpec) -> tuple[tokenizers.Tokenizer, _SerialisedParts]:
         parts = msgspec.json.decode(spec.json, type=_SerialisedParts)
         backend = tokenizers.Tokenizer.from_str(spec.json)
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{spec.source}: not a tokeniser that can be read: {error}") from error
+        raise CheckpointError(
+            f"{spec.source}: not a tokeniser that can be read: {error}"
+        ) from error
     # The file may carry settings of a training run; a prompt is never cut or padded here.
     backend.no_truncation()
     backend.no_padding()
@@ -199,17 +214,23 @@ def _check_ids(spec: TokenizerSpec, backend: tokenizers.Tokenizer, parts: _Seria
         actual = backend.token_to_id(token.content)
         if actual != token.id:
             raise CheckpointError(
-                f"{spec.source}: added token {token.content!r} is stored with id {token.id}, but gets id {actual}; "
-                "the ids of added tokens must follow the vocabulary without a gap"
+                f"{spec.source}: added token {token.content!r} is stored with id {token.id}, "
+                f"but gets id {actual}; added tokens must follow the vocabulary without a gap"
             )
     named = [("bos_token_id", spec.bos_token_id), ("pad_token_id", spec.pad_token_id)]
     for name, value in (*named, *(("eos_token_ids", i) for i in spec.eos_token_ids)):
         if value is not None and not 0 <= value < spec.vocab_size:
-            raise CheckpointError(f"{spec.source}: {name} {value} is outside the vocabulary of {spec.vocab_size}")
+            raise CheckpointError(
+                f"{spec.source}: {name} {value} is outside the vocabulary of {spec.vocab_size}"
+            )
     if spec.add_bos and spec.bos_token_id is None:
-        raise CheckpointError(f"{spec.source}: a BOS token is to be added, but the tokeniser names none")
+        raise CheckpointError(
+            f"{spec.source}: a BOS token is to be added, but the tokeniser names none"
+        )
     if spec.add_eos and not spec.eos_token_ids:
-        raise CheckpointError(f"{spec.source}: an EOS token is to be added, but the tokeniser names none")
+        raise CheckpointError(
+            f"{spec.source}: an EOS token is to be added, but the tokeniser names none"
+        )
 
 
 def _token_lookup(backend: tokenizers.Tokenizer) -> Any:

@@ -1,14 +1,16 @@
 """The header of a safetensors file, checked before a single tensor is trusted.
 
-Layout of a file: eight bytes ``n`` (little endian), ``n`` bytes of JSON, then the tensors' bytes. The JSON maps each
-name to ``{"dtype", "shape", "data_offsets": [begin, end]}`` with offsets relative to the end of the header; the ranges
-cover the data exactly, without holes or overlaps (the format's own rule).
+Layout of a file: eight bytes ``n`` (little endian), ``n`` bytes of JSON, then the tensors' bytes.
+The JSON maps each name to ``{"dtype", "shape", "data_offsets": [begin, end]}`` with offsets
+relative to the end of the header; the ranges cover the data exactly, without holes or overlaps (the
+format's own rule).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import reprlib
 import stat
 from collections.abc import Mapping
 from math import prod
@@ -72,8 +74,8 @@ class ShardHeader:
 def read_header(path: str) -> ShardHeader:
     """Read and check the header of the safetensors file `path`.
 
-    Memory is bounded by the smaller of the file's size and `MAX_HEADER_BYTES`. Raises `CheckpointError` naming the
-    file and, where one is to blame, the tensor.
+    Memory is bounded by the smaller of the file's size and `MAX_HEADER_BYTES`. Raises
+    `CheckpointError` naming the file and, where one is to blame, the tensor.
     """
     size, header = _header_bytes(path)
     data_start = 8 + len(header)
@@ -156,15 +158,19 @@ def _entry(path: str, name: str, item: object, data_start: int) -> HeaderEntry:
     dtype = item.get("dtype")
     if not isinstance(dtype, str) or dtype not in STORED_DTYPES:
         raise CheckpointError(
-            f"{where}: dtype {dtype!r} is unknown; known are {', '.join(sorted(STORED_DTYPES))}"
+            f"{where}: dtype {reprlib.repr(dtype)} is unknown; known are "
+            f"{', '.join(sorted(STORED_DTYPES))}"
         )
     shape = _counts(item.get("shape"), _MAX_DIMENSIONS)
     if shape is None:
-        raise CheckpointError(f"{where}: shape {item.get('shape')!r} is not a list of sizes")
+        raise CheckpointError(
+            f"{where}: shape {reprlib.repr(item.get('shape'))} is not a list of sizes"
+        )
     offsets = _counts(item.get("data_offsets"), 2)
     if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise CheckpointError(
-            f"{where}: data_offsets {item.get('data_offsets')!r} is not a pair [begin, end]"
+            f"{where}: data_offsets {reprlib.repr(item.get('data_offsets'))} is not a pair "
+            f"[begin, end]"
         )
     wanted = prod(shape) * STORED_DTYPES[dtype][1]
     if wanted != offsets[1] - offsets[0]:

@@ -1,4 +1,5 @@
-"""Bounded reading of a little-endian file: every length is checked against the file before it is believed."""
+"""Bounded reading of a little-endian file: every length is checked against the file before it is
+believed."""
 
 from __future__ import annotations
 
@@ -23,12 +24,13 @@ _U64 = struct.Struct("<Q")
 class RegularFile:
     """An open file of fixed size, read by offset.
 
-    Reads copy out of the page cache with ``pread``; nothing is mapped, so reading leaves no resident pages behind.
-    Safe to use from several threads.
+    Reads copy out of the page cache with ``pread``; nothing is mapped, so reading leaves no
+    resident pages behind. Safe to use from several threads.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open `path`. Raises `CheckpointError` if it is missing, unreadable, empty or not a regular file."""
+        """Open `path`. Raises `CheckpointError` if it is missing, unreadable, empty or not a
+        regular file."""
         self.path = path
         self._fd = -1
         try:
@@ -44,14 +46,16 @@ class RegularFile:
             raise CheckpointError(f"{path}: the file is empty")
 
     def read_into(self, offset: int, buffer: memoryview, what: str) -> None:
-        """Fill the writable byte `buffer` from `offset`. Raises `CheckpointError` naming `what` if bytes are missing."""
+        """Fill the writable byte `buffer` from `offset`. Raises `CheckpointError` naming `what`
+        if bytes are missing."""
         done = 0
         while done < len(buffer):
             part = buffer[done : done + _READ_LIMIT]
             got = self._read_some(offset + done, part, what)
             if got == 0:
                 raise CheckpointError(
-                    f"{self.path}: the file ends inside {what}: {len(buffer)} bytes are needed at offset {offset}, "
+                    f"{self.path}: the file ends inside {what}: {len(buffer)} bytes are needed at "
+                    f"offset {offset}, "
                     f"the file has {self.size}"
                 )
             done += got
@@ -68,7 +72,8 @@ class RegularFile:
         """Return `length` bytes from `offset`."""
         if offset + length > self.size:
             raise CheckpointError(
-                f"{self.path}: the file ends inside {what}: {length} bytes are needed at offset {offset}, "
+                f"{self.path}: the file ends inside {what}: {length} bytes are needed at offset "
+                f"{offset}, "
                 f"the file has {self.size}"
             )
         data = bytearray(length)
@@ -86,7 +91,8 @@ class RegularFile:
 
 
 class Cursor:
-    """Walks forward through the header of a file with one buffer of at most a mebibyte (or one string)."""
+    """Walks forward through the header of a file with one buffer of at most a mebibyte (or one
+    string)."""
 
     def __init__(self, file: RegularFile, offset: int = 0) -> None:
         self.file = file
@@ -130,14 +136,19 @@ class Cursor:
         """Next string (64-bit length, UTF-8 bytes), at most `limit` bytes long."""
         length = self.u64(f"the length of {what}")
         if length > limit:
-            raise CheckpointError(f"{self.file.path}: {what} claims {length} bytes; at most {limit} are allowed")
+            raise CheckpointError(
+                f"{self.file.path}: {what} claims {length} bytes; at most {limit} are allowed"
+            )
         try:
             return self.take(length, what).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"{self.file.path}: {what} is not valid UTF-8 ({error.reason})") from error
+            raise CheckpointError(
+                f"{self.file.path}: {what} is not valid UTF-8 ({error.reason})"
+            ) from error
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Pass over `count` strings. Linear in `count`, which the caller has checked against the file size."""
+        """Pass over `count` strings. Linear in `count`, which the caller has checked against the
+        file size."""
         unpack = _U64.unpack_from
         while count:
             self._ensure(8, what)
@@ -160,8 +171,11 @@ class Cursor:
     def _check(self, length: int, what: str) -> None:
         if length > self.left:
             raise CheckpointError(
-                f"{self.file.path}: the file ends inside {what}: {length} bytes are needed at offset {self.offset}, "
+                f"{self.file.path}: the file ends inside {what}: {length} bytes are needed at "
+                f"offset {self.offset}, "
                 f"the file has {self.file.size}"
             )
         if self.offset + length > HEADER_LIMIT:
-            raise CheckpointError(f"{self.file.path}: {what} lies beyond the first {HEADER_LIMIT} bytes of the file")
+            raise CheckpointError(
+                f"{self.file.path}: {what} lies beyond the first {HEADER_LIMIT} bytes of the file"
+            )

@@ -1,7 +1,8 @@
-"""Row-wise dequantisation: ``uint8 [rows, row bytes] -> float32 [rows, columns]``, one function per block type.
+"""Row-wise dequantisation: ``uint8 [rows, row bytes] -> float32 [rows, columns]``, one function per
+block type.
 
-Bit for bit the values of the format's definition, with ``d`` and ``m`` the block's half-precision scale and minimum and
-``q`` its integers:
+Bit for bit the values of the format's definition, with ``d`` and ``m`` the block's half-precision
+scale and minimum and ``q`` its integers:
 
 ==== ===================== ============ ====================================
 type block bytes           elements     value
@@ -11,8 +12,8 @@ Q4_0 d(2) q(16)            32           d * (q - 8)
 Q4_1 d(2) m(2) q(16)       32           d * q + m
 ==== ===================== ============ ====================================
 
-Byte j of a 4-bit block holds element j in its low half and element j + 16 in its high half. A further type is a further
-function in `DEQUANTISERS`.
+Byte j of a 4-bit block holds element j in its low half and element j + 16 in its high half. A
+further type is a further function in `DEQUANTISERS`.
 """
 
 from __future__ import annotations
@@ -32,24 +33,32 @@ _CHUNK_BLOCKS = 8192
 
 
 def dequantise_rows(raw: torch.Tensor, stored_type: str) -> torch.Tensor:
-    """Values of ``raw: uint8 [rows, row bytes]`` (or of a plain type's own dtype) as ``float32 [rows, columns]``.
+    """Values of ``raw: uint8 [rows, row bytes]`` (or of a plain type's own dtype) as ``float32
+    [rows, columns]``.
 
     Raises `UnsupportedError` for a type that has no function here.
     """
     if raw.dtype != torch.uint8:
         return raw.to(torch.float32)
     if stored_type not in DEQUANTISERS:
-        raise UnsupportedError(f"{stored_type} is not supported by this version; supported: {', '.join(DEQUANTISERS)}")
+        raise UnsupportedError(
+            f"{stored_type} is not supported by this version; supported: {', '.join(DEQUANTISERS)}"
+        )
     kind = TYPES_BY_NAME[stored_type]
     blocks = raw.reshape(-1, kind.block_bytes)
     out = torch.empty(blocks.shape[0], kind.block_size, device=raw.device)
     for start in range(0, blocks.shape[0], _CHUNK_BLOCKS):
-        DEQUANTISERS[stored_type](blocks[start : start + _CHUNK_BLOCKS], out[start : start + _CHUNK_BLOCKS])
+        DEQUANTISERS[stored_type](
+            blocks[start : start + _CHUNK_BLOCKS], out[start : start + _CHUNK_BLOCKS]
+        )
     return out.view(raw.shape[0], -1)
 
 
-def split_blocks(blocks: torch.Tensor, stored_type: str) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Views of ``blocks: uint8 [..., block bytes]``: scales ``float16 [...]``, minima or None, codes ``uint8 [..., n]``."""
+def split_blocks(
+    blocks: torch.Tensor, stored_type: str
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Views of ``blocks: uint8 [..., block bytes]``: scales ``float16 [...]``, minima or None,
+    codes ``uint8 [..., n]``."""
     scale = blocks[..., 0:2].view(torch.float16).squeeze(-1)
     if stored_type == "Q4_1":
         return scale, blocks[..., 2:4].view(torch.float16).squeeze(-1), blocks[..., 4:]
@@ -79,7 +88,7 @@ def _q4_1(blocks: torch.Tensor, out: torch.Tensor) -> None:
     out.mul_(scale.float().unsqueeze(1)).add_(minimum.float().unsqueeze(1))
 
 
-DEQUANTISERS: MappingProxyType[str, Callable[[torch.Tensor, torch.Tensor], None]] = MappingProxyType(
-    {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1}
+DEQUANTISERS: MappingProxyType[str, Callable[[torch.Tensor, torch.Tensor], None]] = (
+    MappingProxyType({"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1})
 )
 """``(blocks uint8 [n, block bytes], out float32 [n, block size])`` per block type."""

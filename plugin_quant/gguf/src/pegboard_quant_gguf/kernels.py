@@ -1,19 +1,23 @@
 """Products with quantised weights, a tile of outputs at a time, in float32.
 
-Runtime layout: codes, scales and minima lie transposed, outputs innermost, so that every pass over a tile runs along
-long contiguous rows (a block has only 32 elements; walking blocks costs several times more)::
+Runtime layout: codes, scales and minima lie transposed, outputs innermost, so that every pass over
+a tile runs along long contiguous rows (a block has only 32 elements; walking blocks costs several
+times more)::
 
     file   [output][block of 32 inputs][d, m, 16 bytes]
-    here   codes uint8 [inputs / 2, outputs]       row (b, j): inputs 32 b + j (low half) and 32 b + 16 + j (high half)
+    here   codes uint8 [inputs / 2, outputs]
+             row 16 b + j: input 32 b + j in the low half, 32 b + 16 + j in the high half
            scale, low float16 [inputs / 32, outputs]
 
-A tile is ``float32 [inputs, width]``; all rows of a batch use it before the next one is made. The sizes below are
-measured: tiles of half a million elements stay in the last-level cache and make the passes long enough.
+A tile is ``float32 [inputs, width]``; all rows of a batch use it before the next one is made. The
+sizes below are measured: tiles of a million elements stay in the last-level cache and make the
+passes long enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import ceil
 from typing import Protocol
 
 import torch
@@ -21,67 +25,73 @@ from torch.nn.functional import embedding, linear
 
 from pegboard_quant_gguf.dequant import dequantise_rows, split_blocks
 
-__all__ = ["Kernel", "NibbleTiles", "PlainRows", "RawRows", "SignedTiles"]
+__all__ = ["Kernel", "NibbleTiles", "PlainRows", "RawRows", "SignedTiles", "walk_tiles"]
 
-TILE_ELEMENTS = 1 << 19
+TILE_ELEMENTS = 1 << 20
 BLOCK = 32
 
 Params = Mapping[str, torch.Tensor]
+Tile = tuple[int, int, torch.Tensor]
+"""``(start, stop, memory for float32 [inputs, stop - start])``"""
 
 
 class Kernel(Protocol):
     """How weights of one stored type are kept and used. Kernels hold no tensors."""
 
     def prepare(self, raw: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Runtime tensors from ``raw``: ``uint8 [outputs, row bytes]``, or ``[outputs, inputs]`` of a plain type."""
+        """Runtime tensors from ``raw``: ``uint8 [outputs, row bytes]``, or ``[outputs, inputs]``
+        of a plain type."""
         ...
 
-    def multiply(self, params: Params, x: torch.Tensor, out: torch.Tensor) -> None:
-        """``out [rows, outputs] = x [rows, inputs] @ weight.T``; `out` may be a column slice and has the dtype of `x`."""
+    def multiply(self, params: Params, x: torch.Tensor, outputs: int) -> torch.Tensor:
+        """``x [rows, inputs] @ weight.T -> [rows, outputs]`` in the dtype of `x`; `outputs` is
+        the weight's height."""
         ...
 
     def rows(self, params: Params, ids: torch.Tensor) -> torch.Tensor:
         """Rows `ids` of the weight as ``float32 [n, inputs]``."""
         ...
 
-    def outputs(self, params: Params) -> int:
-        """Number of rows of the weight."""
-        ...
+
+def tile_width(inputs: int, outputs: int, step: int) -> int:
+    """Outputs per tile: as many equal tiles as `TILE_ELEMENTS` asks for, a multiple of `step`
+    wide."""
+    tiles = ceil(inputs * outputs / TILE_ELEMENTS)
+    return ceil(outputs / tiles / step) * step
 
 
-def tile_width(inputs: int, outputs: int) -> int:
-    """Outputs per tile: as many equal tiles as `TILE_ELEMENTS` asks for, a multiple of 16 wide."""
-    tiles = -(-inputs * outputs // TILE_ELEMENTS)
-    return -(-(-(-outputs // tiles)) // 16) * 16
+def walk_tiles(inputs: int, outputs: int, step: int, device: torch.device) -> Iterator[Tile]:
+    """Tiles that cover all outputs, one after the other in the same memory; widths are multiples
+    of `step`."""
+    width = tile_width(inputs, outputs, step)
+    buffer = torch.empty(inputs * min(width, outputs), device=device)
+    for start in range(0, outputs, width):
+        stop = min(start + width, outputs)
+        yield start, stop, buffer[: inputs * (stop - start)].view(inputs, stop - start)
 
 
 class _TransposedTiles:
     """What the two transposed layouts share: walking the tiles."""
 
-    def multiply(self, params: Params, x: torch.Tensor, out: torch.Tensor) -> None:
-        outputs, inputs = self.outputs(params), x.shape[1]
-        wide = x.float()
-        width = tile_width(inputs, outputs)
-        buffer = torch.empty(inputs * min(width, outputs), device=x.device)
-        for start in range(0, outputs, width):
-            stop = min(start + width, outputs)
-            tile = buffer[: inputs * (stop - start)].view(inputs, stop - start)
+    def multiply(self, params: Params, x: torch.Tensor, outputs: int) -> torch.Tensor:
+        wide, out = x.float(), x.new_empty(x.shape[0], outputs)
+        for start, stop, tile in walk_tiles(x.shape[1], outputs, 16, x.device):
             self._fill(params, start, stop, tile)
-            _product(wide, tile, out[:, start:stop])
-
-    def outputs(self, params: Params) -> int:
-        return params["scale"].shape[1]
+            if out.dtype == torch.float32:
+                torch.mm(wide, tile, out=out[:, start:stop])
+            else:
+                out[:, start:stop] = torch.mm(wide, tile)
+        return out
 
     def _fill(self, params: Params, start: int, stop: int, tile: torch.Tensor) -> None:
         """Write the float32 values of outputs ``start:stop`` to ``tile [inputs, stop - start]``."""
         raise AssertionError("a layout fills its own tiles")
 
 
-def _product(x: torch.Tensor, tile: torch.Tensor, out: torch.Tensor) -> None:
-    if out.dtype == torch.float32:
-        torch.mm(x, tile, out=out)
-    else:
-        out.copy_(torch.mm(x, tile))
+def _outputs_last(codes: torch.Tensor) -> torch.Tensor:
+    """``[outputs, blocks, n] -> [blocks * n, outputs]`` in one copy (an embedding may be most of
+    the file)."""
+    return codes.permute(1, 2, 0).contiguous().flatten(0, 1)
 
 
 def _stretch(per_block: torch.Tensor) -> torch.Tensor:
@@ -98,10 +108,7 @@ class NibbleTiles(_TransposedTiles):
     def prepare(self, raw: torch.Tensor) -> dict[str, torch.Tensor]:
         blocks = raw.view(raw.shape[0], -1, 20 if self._type == "Q4_1" else 18)
         scale, low, codes = split_blocks(blocks, self._type)
-        params = {
-            "codes": codes.flatten(1).t().contiguous(),
-            "scale": scale.t().contiguous(),
-        }
+        params = {"codes": _outputs_last(codes), "scale": scale.t().contiguous()}
         if low is not None:
             params["low"] = low.t().contiguous()
         return params
@@ -117,13 +124,12 @@ class NibbleTiles(_TransposedTiles):
         codes = params["codes"][:, start:stop]
         scale = _stretch(params["scale"][:, start:stop])
         low = _stretch(params["low"][:, start:stop]) if "low" in params else scale * -8.0
-        width = stop - start
-        halves = tile.view(-1, 2, BLOCK // 2, width)
+        halves = tile.unflatten(0, (scale.shape[0], 2, BLOCK // 2))
         part = torch.bitwise_and(codes, 15)
-        halves[:, 0].copy_(part.view(-1, BLOCK // 2, width))
+        halves[:, 0].copy_(part.view_as(halves[:, 0]))
         torch.bitwise_right_shift(codes, 4, out=part)
-        halves[:, 1].copy_(part.view(-1, BLOCK // 2, width))
-        blocks = tile.view(-1, BLOCK, width)
+        halves[:, 1].copy_(part.view_as(halves[:, 0]))
+        blocks = tile.unflatten(0, (scale.shape[0], BLOCK))
         torch.addcmul(low, blocks, scale, out=blocks)
 
 
@@ -132,16 +138,16 @@ class SignedTiles(_TransposedTiles):
 
     def prepare(self, raw: torch.Tensor) -> dict[str, torch.Tensor]:
         scale, _, codes = split_blocks(raw.view(raw.shape[0], -1, 34), "Q8_0")
-        return {"codes": codes.view(torch.int8).flatten(1).t().contiguous(), "scale": scale.t().contiguous()}
+        return {"codes": _outputs_last(codes.view(torch.int8)), "scale": scale.t().contiguous()}
 
     def rows(self, params: Params, ids: torch.Tensor) -> torch.Tensor:
         codes = params["codes"].index_select(1, ids).float()
-        codes.view(-1, BLOCK, ids.numel()).mul_(_stretch(params["scale"].index_select(1, ids)))
+        codes.unflatten(0, (-1, BLOCK)).mul_(_stretch(params["scale"].index_select(1, ids)))
         return codes.t().contiguous()
 
     def _fill(self, params: Params, start: int, stop: int, tile: torch.Tensor) -> None:
         tile.copy_(params["codes"][:, start:stop])
-        tile.view(-1, BLOCK, stop - start).mul_(_stretch(params["scale"][:, start:stop]))
+        tile.unflatten(0, (-1, BLOCK)).mul_(_stretch(params["scale"][:, start:stop]))
 
 
 class RawRows:
@@ -153,31 +159,27 @@ class RawRows:
     def prepare(self, raw: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"raw": raw.contiguous()}
 
-    def multiply(self, params: Params, x: torch.Tensor, out: torch.Tensor) -> None:
-        raw, wide = params["raw"], x.float()
+    def multiply(self, params: Params, x: torch.Tensor, outputs: int) -> torch.Tensor:
+        raw, wide, out = params["raw"], x.float(), x.new_empty(x.shape[0], outputs)
         step = max(16, TILE_ELEMENTS // x.shape[1])
-        for start in range(0, raw.shape[0], step):
+        for start in range(0, outputs, step):
             tile = dequantise_rows(raw[start : start + step], self._type)
-            out[:, start : start + step].copy_(linear(wide, tile))
+            out[:, start : start + step] = linear(wide, tile)
+        return out
 
     def rows(self, params: Params, ids: torch.Tensor) -> torch.Tensor:
         return dequantise_rows(params["raw"].index_select(0, ids), self._type)
 
-    def outputs(self, params: Params) -> int:
-        return params["raw"].shape[0]
-
 
 class PlainRows:
-    """A part stored in a plain type beside quantised ones: an ordinary weight in the compute dtype."""
+    """A part stored in a plain type beside quantised ones: an ordinary weight in the compute
+    dtype."""
 
     def prepare(self, raw: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"weight": raw.contiguous()}
 
-    def multiply(self, params: Params, x: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(linear(x, params["weight"].to(x.dtype)))
+    def multiply(self, params: Params, x: torch.Tensor, outputs: int) -> torch.Tensor:
+        return linear(x, params["weight"].to(x.dtype))
 
     def rows(self, params: Params, ids: torch.Tensor) -> torch.Tensor:
         return embedding(ids, params["weight"]).float()
-
-    def outputs(self, params: Params) -> int:
-        return params["weight"].shape[0]

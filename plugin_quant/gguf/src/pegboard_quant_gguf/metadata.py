@@ -1,7 +1,7 @@
 """GGUF metadata: typed key-value pairs, arrays decoded when asked for.
 
-Layout of a pair: key (string), value type (u32), value. A string is a u64 length and UTF-8 bytes; an array is an
-element type (u32), a count (u64) and the elements, which may be arrays again.
+Layout of a pair: key (string), value type (u32), value. A string is a u64 length and UTF-8 bytes;
+an array is an element type (u32), a count (u64) and the elements, which may be arrays again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,19 @@ MAX_DEPTH = 4
 """Deepest nesting of arrays."""
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "B",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _SIZES = {kind: struct.calcsize("<" + code) for kind, code in _SCALARS.items()}
 # Least bytes of one element; what a claimed count is checked against before anything is read.
 _LEAST = {**_SIZES, _STRING: 8, _ARRAY: 12}
@@ -49,8 +61,8 @@ class _ArrayRef:
 class Metadata(Mapping[str, Any]):
     """The metadata of one file: strings, ints, floats, bools and tuples of them.
 
-    Arrays are decoded at each access (`__getitem__`), so token lists cost no memory until somebody wants them; the file
-    must still be open then.
+    Arrays are decoded at each access (`__getitem__`), so token lists cost no memory until somebody
+    wants them; the file must still be open then.
     """
 
     def __init__(self, file: RegularFile, values: dict[str, Any]) -> None:
@@ -71,7 +83,8 @@ class Metadata(Mapping[str, Any]):
         return key in self._values
 
     def count(self, key: str) -> int | None:
-        """Number of elements of the array at `key` without decoding it; None if absent or not an array."""
+        """Number of elements of the array at `key` without decoding it; None if absent or not an
+        array."""
         value = self._values.get(key)
         return value.count if isinstance(value, _ArrayRef) else None
 
@@ -80,22 +93,28 @@ class Metadata(Mapping[str, Any]):
     @overload
     def typed(self, key: str, kind: type[T], default: T) -> T: ...
     def typed(self, key: str, kind: type[T], default: T | None = None) -> T | None:
-        """Value at `key`, or `default` if absent. Raises `CheckpointError` if it is not of type `kind`."""
+        """Value at `key`, or `default` if absent. Raises `CheckpointError` if it is not of type
+        `kind`."""
         value = self._values.get(key)
         if value is None:
             return default
         if type(value) is not kind:
             found = "an array" if isinstance(value, _ArrayRef) else f"{value!r:.80}"
-            raise CheckpointError(f"{self._file.path}: key {key!r} must be of type {kind.__name__}, found {found}")
-        return value  # type: ignore[no-any-return]
+            raise CheckpointError(
+                f"{self._file.path}: key {key!r} must be of type {kind.__name__}, found {found}"
+            )
+        return value
 
     def array(self, key: str, kind: type[T]) -> tuple[T, ...] | None:
-        """Array at `key`, None if absent. Raises `CheckpointError` if it is not an array of `kind`."""
+        """Array at `key`, None if absent. Raises `CheckpointError` if it is not an array of
+        `kind`."""
         ref = self._values.get(key)
         if ref is None:
             return None
         if not isinstance(ref, _ArrayRef) or (ref.count and _python_type(ref.kind) is not kind):
-            raise CheckpointError(f"{self._file.path}: key {key!r} must be an array of {kind.__name__}")
+            raise CheckpointError(
+                f"{self._file.path}: key {key!r} must be an array of {kind.__name__}"
+            )
         return tuple(_decode_array(self._file, key, ref))
 
 
@@ -103,7 +122,10 @@ def read_metadata(cursor: Cursor, count: int) -> Metadata:
     """Read `count` pairs at the cursor. Raises `CheckpointError` naming the key for every fault."""
     path = cursor.file.path
     if count > MAX_PAIRS or count * _SMALLEST_PAIR > cursor.left:
-        raise CheckpointError(f"{path}: claims {count} metadata pairs; the file cannot hold them (at most {MAX_PAIRS})")
+        raise CheckpointError(
+            f"{path}: claims {count} metadata pairs; the file cannot hold them (at most "
+            f"{MAX_PAIRS})"
+        )
     values: dict[str, Any] = {}
     for index in range(count):
         key = cursor.string(f"metadata key number {index}", KEY_LIMIT)
@@ -123,16 +145,23 @@ def _read_value(cursor: Cursor, key: str, kind: int) -> Any:
     if kind == _ARRAY:
         return _skip_array(cursor, key, 1)
     if kind not in _SCALARS:
-        raise CheckpointError(f"{cursor.file.path}: key {key!r} has the unknown value type {kind} (0 to 12 are allowed)")
+        raise CheckpointError(
+            f"{cursor.file.path}: key {key!r} has the unknown value type {kind} (0 to 12 are "
+            "allowed)"
+        )
     return _unpack(cursor.file, key, kind, cursor.take(_SIZES[kind], what), 1)[0]
 
 
-def _unpack(file: RegularFile, key: str, kind: int, data: bytes, count: int) -> tuple[Any, ...]:
+def _unpack(
+    file: RegularFile, key: str, kind: int, data: bytes | bytearray, count: int
+) -> tuple[Any, ...]:
     values = struct.unpack(f"<{count}{_SCALARS[kind]}", data)
     if kind != _BOOL:
         return values
     if max(values, default=0) > 1:
-        raise CheckpointError(f"{file.path}: key {key!r} holds the bool {max(values)}; only 0 and 1 are allowed")
+        raise CheckpointError(
+            f"{file.path}: key {key!r} holds the bool {max(values)}; only 0 and 1 are allowed"
+        )
     return tuple(map(bool, values))
 
 
@@ -143,7 +172,9 @@ def _skip_array(cursor: Cursor, key: str, depth: int) -> _ArrayRef:
         raise CheckpointError(f"{path}: {what} is nested more than {MAX_DEPTH} deep")
     kind, count = cursor.u32(what), cursor.u64(what)
     if kind not in _LEAST:
-        raise CheckpointError(f"{path}: {what} has the unknown element type {kind} (0 to 12 are allowed)")
+        raise CheckpointError(
+            f"{path}: {what} has the unknown element type {kind} (0 to 12 are allowed)"
+        )
     if count * _LEAST[kind] > cursor.left:
         raise CheckpointError(f"{path}: {what} claims {count} elements; the file cannot hold them")
     start = cursor.offset
@@ -172,7 +203,9 @@ def _decode_nested(file: RegularFile, key: str, ref: _ArrayRef) -> tuple[Any, ..
     return tuple(_decode_array(file, key, part) for part in parts)
 
 
-def _decode_strings(file: RegularFile, key: str, data: bytes, count: int) -> tuple[str, ...]:
+def _decode_strings(
+    file: RegularFile, key: str, data: bytes | bytearray, count: int
+) -> tuple[str, ...]:
     unpack, pos = struct.Struct("<Q").unpack_from, 0
     out: list[str] = []
     try:

@@ -1,4 +1,5 @@
-"""Own reader of GGUF files, versions 2 and 3. Needs neither torch (until a tensor is read) nor the `gguf` package.
+"""Own reader of GGUF files, versions 2 and 3. Needs neither torch (until a tensor is read) nor the
+`gguf` package.
 
 Layout of a file, all integers little-endian::
 
@@ -8,8 +9,8 @@ Layout of a file, all integers little-endian::
     padding to `general.alignment` (32 if absent)
     tensor data, each tensor at its offset from here, each offset a multiple of the alignment
 
-Everything a file says about itself is checked before it is believed; a fault is a `CheckpointError` that names the file
-and the key or tensor, found in time and memory that the file's own size bounds.
+Everything a file says about itself is checked before it is believed; a fault is a `CheckpointError`
+that names the file and the key or tensor, found in time and memory that the file's own size bounds.
 """
 
 from __future__ import annotations
@@ -86,9 +87,9 @@ class GgufTensor:
     def read(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Read rows ``start:stop`` of the outermost axis into fresh host memory.
 
-        A plain type gives ``[stop - start, *shape[1:]]`` of its own dtype, a block type ``uint8 [stop - start, bytes
-        per row]``; a block-type vector has one row and is read whole. Raises `CheckpointError` for a range outside the
-        tensor or a file that became shorter.
+        A plain type gives ``[stop - start, *shape[1:]]`` of its own dtype, a block type ``uint8
+        [stop - start, bytes per row]``; a block-type vector has one row and is read whole. Raises
+        `CheckpointError` for a range outside the tensor or a file that became shorter.
         """
         import torch
 
@@ -96,7 +97,8 @@ class GgufTensor:
         end = rows if stop is None else stop
         if not 0 <= start <= end <= rows:
             raise CheckpointError(
-                f"{self.file}: tensor {self.name!r} has {rows} rows; rows {start} to {end} were asked for"
+                f"{self.file}: tensor {self.name!r} has {rows} rows; rows {start} to {end} were "
+                "asked for"
             )
         row_bytes = self.nbytes // rows
         if start == end:
@@ -104,10 +106,14 @@ class GgufTensor:
         else:
             what = f"tensor {self.name!r}"
             offset = self.offset + start * row_bytes
-            data = torch.frombuffer(self.source.read(offset, (end - start) * row_bytes, what), dtype=torch.uint8)
+            data = torch.frombuffer(
+                self.source.read(offset, (end - start) * row_bytes, what), dtype=torch.uint8
+            )
         if not self.type.plain:
             return data.view(end - start, row_bytes)
-        return data.view(getattr(torch, _TORCH_NAMES[self.type.name])).view(end - start, *self.shape[1:])
+        return data.view(getattr(torch, _TORCH_NAMES[self.type.name])).view(
+            end - start, *self.shape[1:]
+        )
 
 
 @attrs.frozen(eq=False)
@@ -130,7 +136,8 @@ class GgufFile:
 
 
 def read_gguf(path: str | Path) -> GgufFile:
-    """Open and check one file. Raises `CheckpointError` for every fault; tensor data are not read."""
+    """Open and check one file. Raises `CheckpointError` for every fault; tensor data are not
+    read."""
     source = RegularFile(Path(path))
     try:
         cursor = Cursor(source)
@@ -147,19 +154,26 @@ def _read_head(cursor: Cursor) -> tuple[int, int, int]:
     path = cursor.file.path
     magic = cursor.take(4, "the magic")
     if magic in _OLD_MAGICS:
-        raise CheckpointError(f"{path}: is in the old format {_OLD_MAGICS[magic]}; convert it to GGUF version 3")
+        raise CheckpointError(
+            f"{path}: is in the old format {_OLD_MAGICS[magic]}; convert it to GGUF version 3"
+        )
     if magic != MAGIC:
-        raise CheckpointError(f"{path}: is not a GGUF file: it starts with {magic!r} instead of {MAGIC!r}")
+        raise CheckpointError(
+            f"{path}: is not a GGUF file: it starts with {magic!r} instead of {MAGIC!r}"
+        )
     version = cursor.u32("the version")
     if version & 0xFFFF == 0 and version:
-        raise CheckpointError(f"{path}: is a big-endian GGUF file; only little-endian files are supported")
+        raise CheckpointError(
+            f"{path}: is a big-endian GGUF file; only little-endian files are supported"
+        )
     if version not in (2, 3):
         raise CheckpointError(f"{path}: has GGUF version {version}; versions 2 and 3 are supported")
     tensor_count = cursor.u64("the tensor count")
     pair_count = cursor.u64("the metadata count")
     if tensor_count > MAX_TENSORS or tensor_count * _SMALLEST_INFO > cursor.left:
         raise CheckpointError(
-            f"{path}: claims {tensor_count} tensors; the file cannot hold them (at most {MAX_TENSORS})"
+            f"{path}: claims {tensor_count} tensors; the file cannot hold them (at most "
+            f"{MAX_TENSORS})"
         )
     return version, tensor_count, pair_count
 
@@ -168,13 +182,15 @@ def _alignment(source: RegularFile, metadata: Metadata) -> int:
     value = metadata.typed("general.alignment", int, DEFAULT_ALIGNMENT)
     if not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
         raise CheckpointError(
-            f"{source.path}: key 'general.alignment' is {value}; a power of two from 8 to {MAX_ALIGNMENT} is allowed"
+            f"{source.path}: key 'general.alignment' is {value}; a power of two from 8 to "
+            f"{MAX_ALIGNMENT} is allowed"
         )
     return value
 
 
 def _read_infos(cursor: Cursor, count: int, alignment: int) -> dict[str, GgufTensor]:
-    """Read `count` tensor infos; offsets become absolute and are checked against the file and each other."""
+    """Read `count` tensor infos; offsets become absolute and are checked against the file and
+    each other."""
     tensors: dict[str, GgufTensor] = {}
     for index in range(count):
         tensor = _read_info(cursor, index, alignment)
@@ -182,7 +198,9 @@ def _read_infos(cursor: Cursor, count: int, alignment: int) -> dict[str, GgufTen
             raise CheckpointError(f"{cursor.file.path}: tensor {tensor.name!r} occurs twice")
         tensors[tensor.name] = tensor
     start = -(-cursor.offset // alignment) * alignment
-    placed = {name: attrs.evolve(tensor, offset=tensor.offset + start) for name, tensor in tensors.items()}
+    placed = {
+        name: attrs.evolve(tensor, offset=tensor.offset + start) for name, tensor in tensors.items()
+    }
     _check_places(cursor.file, placed)
     return placed
 
@@ -201,13 +219,17 @@ def _read_info(cursor: Cursor, index: int, alignment: int) -> GgufTensor:
     offset = cursor.u64(what)
     _check_shape(where, shape, kind)
     if offset % alignment:
-        raise CheckpointError(f"{where} has offset {offset}, which is not a multiple of the alignment {alignment}")
+        raise CheckpointError(
+            f"{where} has offset {offset}, which is not a multiple of the alignment {alignment}"
+        )
     return GgufTensor(name, shape, kind, offset, cursor.file)
 
 
 def _tensor_type(where: str, type_id: int) -> GgufType:
     if type_id in REMOVED_TYPES:
-        raise CheckpointError(f"{where} has type {type_id} ({REMOVED_TYPES[type_id]}), which GGUF has withdrawn")
+        raise CheckpointError(
+            f"{where} has type {type_id} ({REMOVED_TYPES[type_id]}), which GGUF has withdrawn"
+        )
     if type_id not in TYPES:
         raise CheckpointError(f"{where} has the unknown type {type_id}")
     return TYPES[type_id]
@@ -218,12 +240,17 @@ def _check_shape(where: str, shape: tuple[int, ...], kind: GgufType) -> None:
     for size in shape:
         elements *= size
     if elements == 0:
-        raise CheckpointError(f"{where} has shape {list(shape)}; every dimension must be at least 1")
+        raise CheckpointError(
+            f"{where} has shape {list(shape)}; every dimension must be at least 1"
+        )
     if elements >= 1 << 63:
-        raise CheckpointError(f"{where} has shape {list(shape)}: the product does not fit in 63 bits")
+        raise CheckpointError(
+            f"{where} has shape {list(shape)}: the product does not fit in 63 bits"
+        )
     if shape[-1] % kind.block_size:
         raise CheckpointError(
-            f"{where} has rows of {shape[-1]} elements; type {kind.name} needs a multiple of {kind.block_size}"
+            f"{where} has rows of {shape[-1]} elements; type {kind.name} needs a multiple of "
+            f"{kind.block_size}"
         )
 
 
@@ -233,9 +260,12 @@ def _check_places(source: RegularFile, tensors: dict[str, GgufTensor]) -> None:
         if tensor.offset + tensor.nbytes > source.size:
             raise CheckpointError(
                 f"{source.path}: tensor {tensor.name!r} lies at bytes {tensor.offset} to "
-                f"{tensor.offset + tensor.nbytes}, past the end of the file ({source.size} bytes): the file is "
+                f"{tensor.offset + tensor.nbytes}, past the end of the file ({source.size} "
+                "bytes): the file is "
                 "truncated or its description is wrong"
             )
         if previous is not None and previous.offset + previous.nbytes > tensor.offset:
-            raise CheckpointError(f"{source.path}: tensors {previous.name!r} and {tensor.name!r} overlap")
+            raise CheckpointError(
+                f"{source.path}: tensors {previous.name!r} and {tensor.name!r} overlap"
+            )
         previous = tensor

@@ -1,7 +1,8 @@
 """Split files: ``NAME-00001-of-00003.gguf`` and its fellows, opened by the first part.
 
 The first part holds the metadata. Every part says in ``split.no`` (from 0), ``split.count`` and
-``split.tensors.count`` which part it is, how many there are and how many tensors they hold together.
+``split.tensors.count`` which part it is, how many there are and how many tensors they hold
+together.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class GgufSet:
 def read_gguf_set(path: str | Path) -> GgufSet:
     """Open a file, or all parts of a split file by its first part.
 
-    Raises `CheckpointError` naming the part that is missing, that is the wrong one to open, or that disagrees with the
-    first one.
+    Raises `CheckpointError` naming the part that is missing, that is the wrong one to open, or that
+    disagrees with the first one.
     """
     parts = [read_gguf(path)]
     try:
@@ -64,17 +65,24 @@ def _part_count(first: GgufFile) -> int:
     count = first.metadata.typed("split.count", int, 1)
     number = first.metadata.typed("split.no", int, 0)
     if not 0 <= count <= MAX_PARTS or not 0 <= number < max(count, 1):
-        raise CheckpointError(f"{first.path}: keys 'split.no' = {number} and 'split.count' = {count} make no sense")
+        raise CheckpointError(
+            f"{first.path}: keys 'split.no' = {number} and 'split.count' = {count} make no sense"
+        )
     if number:
         raise CheckpointError(
-            f"{first.path}: is part {number + 1} of {count} of a split file; open the first part: {_first_name(first)}"
+            f"{first.path}: is part {number + 1} of {count} of a split file; open the first part: "
+            f"{_first_name(first)}"
         )
     return max(count, 1)
 
 
 def _first_name(part: GgufFile) -> str:
     match = _PART_NAME.fullmatch(part.path.name)
-    return f"{match['stem']}-00001-of-{match['count']}.gguf" if match else "the one whose name has 00001-of-…"
+    return (
+        f"{match['stem']}-00001-of-{match['count']}.gguf"
+        if match
+        else "the one whose name has 00001-of-…"
+    )
 
 
 def _part_paths(first: GgufFile, count: int) -> list[Path]:
@@ -82,10 +90,14 @@ def _part_paths(first: GgufFile, count: int) -> list[Path]:
     match = _PART_NAME.fullmatch(first.path.name)
     if match is None or int(match["number"]) != 1 or int(match["count"]) != count:
         raise CheckpointError(
-            f"{first.path}: is part 1 of {count} of a split file and must be called NAME-00001-of-{count:05d}.gguf, "
+            f"{first.path}: is part 1 of {count} of a split file and must be called "
+            f"NAME-00001-of-{count:05d}.gguf, "
             "next to the other parts"
         )
-    paths = [first.path.with_name(f"{match['stem']}-{n:05d}-of-{count:05d}.gguf") for n in range(1, count + 1)]
+    paths = [
+        first.path.with_name(f"{match['stem']}-{n:05d}-of-{count:05d}.gguf")
+        for n in range(1, count + 1)
+    ]
     missing = [path.name for path in paths if not path.exists()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -99,7 +111,8 @@ def _open_part(path: Path, number: int, count: int, first: GgufFile) -> GgufFile
     if found != (number, count):
         part.close()
         raise CheckpointError(
-            f"{path}: says it is part {found[0] + 1} of {found[1]}, but its name and {first.path.name} make it part "
+            f"{path}: says it is part {found[0] + 1} of {found[1]}, but its name and "
+            f"{first.path.name} make it part "
             f"{number + 1} of {count}"
         )
     return part
@@ -110,11 +123,14 @@ def _join(parts: list[GgufFile], count: int) -> dict[str, GgufTensor]:
     for part in parts:
         for name, tensor in part.tensors.items():
             if name in tensors:
-                raise CheckpointError(f"{part.path}: tensor {name!r} is also in {tensors[name].file}")
+                raise CheckpointError(
+                    f"{part.path}: tensor {name!r} is also in {tensors[name].file}"
+                )
             tensors[name] = tensor
     total = parts[0].metadata.typed("split.tensors.count", int)
     if count > 1 and total is not None and total != len(tensors):
         raise CheckpointError(
-            f"{parts[0].path}: key 'split.tensors.count' is {total}, but the {count} parts hold {len(tensors)} tensors"
+            f"{parts[0].path}: key 'split.tensors.count' is {total}, but the {count} parts hold "
+            f"{len(tensors)} tensors"
         )
     return tensors

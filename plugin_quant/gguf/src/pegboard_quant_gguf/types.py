@@ -1,7 +1,7 @@
 """The tensor types of GGUF: id, name and block layout. Nothing here imports torch.
 
-A GGUF tensor is a list of rows; each row is a whole number of blocks; a block holds `block_size` elements in
-`block_bytes` bytes. Ids and sizes are those of the public GGUF specification.
+A GGUF tensor is a list of rows; each row is a whole number of blocks; a block holds `block_size`
+elements in `block_bytes` bytes. Ids and sizes are those of the public GGUF specification.
 """
 
 from __future__ import annotations

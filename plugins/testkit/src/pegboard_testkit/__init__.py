@@ -1,1 +1,23 @@
-"""Conformance kit for Pegboard plugins, as a pytest plugin."""
+"""Conformance kit for Pegboard plugins: the toys of `pegboard.testing` hung on the board."""
+
+from __future__ import annotations
+
+from pegboard.api.hooks import hookimpl
+from pegboard.api.model import ModelFamily
+from pegboard.api.platform import Platform
+from pegboard.testing.families import SCRIPTED_FAMILY, TINY_FAMILY
+from pegboard.testing.null_platform import NULL_PLATFORM
+
+PEGBOARD_API = {"model": 0, "platform": 0}
+
+
+@hookimpl
+def pegboard_model_families() -> tuple[ModelFamily, ...]:
+    """The families ``tiny`` and ``scripted``."""
+    return (TINY_FAMILY, SCRIPTED_FAMILY)
+
+
+@hookimpl
+def pegboard_platforms() -> tuple[Platform, ...]:
+    """The platform ``null``, which is used only where it is asked for."""
+    return (NULL_PLATFORM,)

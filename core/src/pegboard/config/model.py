@@ -1,0 +1,261 @@
+"""What an engine needs to know of a model before any tensor is read. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from pegboard.api.checkpoint import PLAIN_TYPES, Checkpoint, StoredTensor, TokenizerSpec
+from pegboard.api.kv import KVSlot
+from pegboard.api.model import ConfigInput, FamilyConfig, ModelFacts, ModelFamily
+from pegboard.config.engine import DTYPES, EngineConfig
+from pegboard.config.generation import sampling_defaults, token_ids, united_ids
+from pegboard.config.sources import open_checkpoint
+from pegboard.errors import CheckpointError, ConfigError, UnsupportedError
+from pegboard.weights.header import STORED_DTYPES
+
+if TYPE_CHECKING:
+    from pegboard.plugins import Board
+
+__all__ = [
+    "ResolvedModel",
+    "choose_dtype",
+    "choose_max_model_len",
+    "estimate_weight_bytes",
+    "resolve_model",
+]
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@attrs.frozen(eq=False)
+class ResolvedModel:
+    """A checkpoint, the family that builds it, and every decision that follows from both and the
+    settings."""
+
+    path: str
+    checkpoint: Checkpoint = attrs.field(repr=False)
+    architecture: str
+    family: ModelFamily
+    family_config: FamilyConfig = attrs.field(repr=False)
+    facts: ModelFacts = attrs.field(repr=False)
+    """With the dtype of every KV slot decided."""
+    dtype: str
+    """Compute dtype by torch name."""
+    max_model_len: int
+    sampling_defaults: Mapping[str, Any]
+    """Keyword arguments of `SamplingParams` that the model's authors recommend."""
+    eos_token_ids: tuple[int, ...]
+    """Of configuration, generation configuration and tokeniser together."""
+    weight_bytes: int
+    """Estimate of what the weights take on the device."""
+    quantised: bool
+    """The configuration names a quantisation, or weights are stored in block types."""
+    tokenizer: TokenizerSpec | None = attrs.field(repr=False)
+    tokenizer_problem: str = ""
+    """Why `tokenizer` is None."""
+
+    def on_device(self, config: EngineConfig, supported: Sequence[str]) -> ResolvedModel:
+        """The same model for a device that computes in the dtypes `supported`, the preferred first.
+
+        Raises `ConfigError` if ``config.dtype`` is not among them.
+        """
+        stored = self.family_config.facts
+        dtype = choose_dtype(config.dtype, stored.stored_dtype, self.quantised, supported)
+        return attrs.evolve(
+            self,
+            dtype=dtype,
+            facts=_with_cache_dtype(stored, _cache_dtype(config, dtype)),
+            weight_bytes=estimate_weight_bytes(self.checkpoint.tensors.values(), dtype),
+        )
+
+
+def resolve_model(
+    board: Board, config: EngineConfig, *, supported: Sequence[str] | None = None
+) -> ResolvedModel:
+    """Find, open and understand the model that `config` names.
+
+    `supported` are the device's compute dtypes, the preferred first; None while no device is
+    chosen: the checkpoint's own dtype is then taken for supported, and `ResolvedModel.on_device`
+    decides again.
+
+    Raises `CheckpointError`, `ConfigError`, `MissingPluginError` (no family for the architecture,
+    no source for the file) and `UnsupportedError`; each names what is to be changed.
+    """
+    checkpoint = open_checkpoint(board, config.model, config.revision)
+    try:
+        return _understand(board, config, checkpoint, supported)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def _understand(
+    board: Board, config: EngineConfig, checkpoint: Checkpoint, supported: Sequence[str] | None
+) -> ResolvedModel:
+    """Every decision, from an opened checkpoint."""
+    tensors = checkpoint.tensors
+    if not tensors and config.load_format != "dummy":
+        raise CheckpointError(_no_weights(checkpoint))
+    family, architecture = _family(board, checkpoint)
+    family_config = _family_config(family, architecture, checkpoint)
+    facts = family_config.facts
+    quantised = _is_quantised(checkpoint)
+    dtype = choose_dtype(config.dtype, facts.stored_dtype, quantised, supported)
+    tokenizer, problem = _tokenizer(checkpoint)
+    return ResolvedModel(
+        path=checkpoint.path,
+        checkpoint=checkpoint,
+        architecture=architecture,
+        family=family,
+        family_config=family_config,
+        facts=_with_cache_dtype(facts, _cache_dtype(config, dtype)),
+        dtype=dtype,
+        max_model_len=choose_max_model_len(config.max_model_len, facts),
+        sampling_defaults=sampling_defaults(
+            checkpoint.generation_defaults, f"{checkpoint.path}: generation defaults"
+        ),
+        eos_token_ids=_eos_ids(checkpoint, facts, tokenizer),
+        weight_bytes=estimate_weight_bytes(tensors.values(), dtype),
+        quantised=quantised,
+        tokenizer=tokenizer,
+        tokenizer_problem=problem,
+    )
+
+
+def _no_weights(checkpoint: Checkpoint) -> str:
+    return (
+        f"{checkpoint.path}: this checkpoint of kind {checkpoint.kind!r} holds no weights (a "
+        f"directory needs "
+        "model.safetensors, or model.safetensors.index.json and its shards); load_format='dummy' "
+        "runs with random ones"
+    )
+
+
+def _is_quantised(checkpoint: Checkpoint) -> bool:
+    """Whether the configuration says so, or a tensor has a block type; plain integers may be mere
+    buffers."""
+    types = {tensor.stored_type for tensor in checkpoint.tensors.values()}
+    return bool(checkpoint.config.get("quantization_config")) or bool(types - STORED_DTYPES.keys())
+
+
+def _family(board: Board, checkpoint: Checkpoint) -> tuple[ModelFamily, str]:
+    """The family that claims one of the checkpoint's architectures, the preferred first."""
+    families = board.registry("model")
+    claims = {f"{checkpoint.kind}:{name}": name for name in checkpoint.architectures}
+    for claim, name in claims.items():
+        if claim in families:
+            return board.require("model", claim, wanted_by=checkpoint.path), name
+    if not claims:
+        raise CheckpointError(f"{checkpoint.path}: names no architecture")
+    first = next(iter(claims))
+    return board.require("model", first, wanted_by=checkpoint.path), claims[first]
+
+
+def _family_config(family: ModelFamily, architecture: str, checkpoint: Checkpoint) -> FamilyConfig:
+    source = ConfigInput(
+        raw=checkpoint.config,
+        kind=checkpoint.kind,
+        architecture=architecture,
+        tensor_names=frozenset(checkpoint.tensors),
+    )
+    family_config: FamilyConfig = family.config.load()(source)
+    return family_config
+
+
+def _tokenizer(checkpoint: Checkpoint) -> tuple[TokenizerSpec | None, str]:
+    """The tokeniser, or why there is none: token ids can be given without it."""
+    try:
+        return checkpoint.tokenizer(), ""
+    except (CheckpointError, UnsupportedError) as error:
+        return None, str(error)
+
+
+def _eos_ids(
+    checkpoint: Checkpoint, facts: ModelFacts, tokenizer: TokenizerSpec | None
+) -> tuple[int, ...]:
+    """End ids united: none of the three places is complete in every checkpoint."""
+    generation = token_ids(
+        checkpoint.generation_defaults.get("eos_token_id"),
+        f"{checkpoint.path}: eos_token_id of the generation defaults",
+    )
+    own = tokenizer.eos_token_ids if tokenizer is not None else ()
+    return united_ids(facts.vocab_size, facts.eos_token_ids, generation, own)
+
+
+def choose_dtype(
+    requested: str, stored: str, quantised: bool, supported: Sequence[str] | None
+) -> str:
+    """The compute dtype.
+
+    `requested` other than ``"auto"`` is taken, or refused with `ConfigError` if the device lacks
+    it. ``"auto"``: the checkpoint's own (float32 for float64); for quantised weights the device's
+    preferred one; where the device lacks that, float32, which holds every value of float16 and
+    bfloat16 exactly, or else the device's preferred one.
+    """
+    if requested != "auto":
+        if supported is not None and requested not in supported:
+            raise ConfigError(
+                f"dtype={requested!r} is not allowed on this device: one of auto, "
+                f"{', '.join(supported)}"
+            )
+        return requested
+    wanted = "float32" if stored == "float64" else stored
+    if quantised and supported:
+        wanted = supported[0]
+    if wanted not in DTYPES:
+        raise ConfigError(
+            f"dtype='auto': the checkpoint's dtype {stored!r} is none to compute in; name one of "
+            f"{', '.join(DTYPES[1:])}"
+        )
+    if supported is None or wanted in supported:
+        return wanted
+    return "float32" if "float32" in supported else supported[0]
+
+
+def choose_max_model_len(requested: int | None, facts: ModelFacts) -> int:
+    """The context length: `requested`, or all positions of the model.
+
+    Raises `ConfigError` if it is longer than the model's positions, `UnsupportedError` if it is
+    longer than what the family can compute now (``ModelFacts.position_limit``).
+    """
+    if requested is not None and requested > facts.max_positions:
+        raise ConfigError(
+            f"max_model_len={requested} is not allowed: the model was made for at most "
+            f"{facts.max_positions} positions"
+        )
+    chosen = facts.max_positions if requested is None else requested
+    if facts.position_limit is not None and chosen > facts.position_limit[0]:
+        limit, reason = facts.position_limit
+        raise UnsupportedError(
+            f"max_model_len={chosen} is not supported: {reason}; set max_model_len to at most "
+            f"{limit}"
+        )
+    return chosen
+
+
+def _cache_dtype(config: EngineConfig, dtype: str) -> str:
+    return dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+
+
+def _with_cache_dtype(facts: ModelFacts, dtype: str) -> ModelFacts:
+    """`facts` with ``"auto"`` in KV slots replaced by `dtype`."""
+    return attrs.evolve(facts, kv_slots=tuple(_slot(slot, dtype) for slot in facts.kv_slots))
+
+
+def _slot(slot: KVSlot, dtype: str) -> KVSlot:
+    if slot.spec is None or slot.spec.dtype != "auto":
+        return slot
+    return attrs.evolve(slot, spec=attrs.evolve(slot.spec, dtype=dtype))
+
+
+def estimate_weight_bytes(tensors: Iterable[StoredTensor], dtype: str) -> int:
+    """Bytes of all tensors on the device: plain types at the compute dtype, others as stored."""
+    item = _ITEM_BYTES[dtype]
+    return sum(
+        prod(tensor.shape) * item if tensor.stored_type in PLAIN_TYPES else tensor.nbytes
+        for tensor in tensors
+    )

@@ -1,0 +1,72 @@
+"""What model families are built from: layers with weights, blocks, and the table of named ops.
+
+Names are imported when they are first used, so that a family's configuration reader can take the
+torch-free ones (`ConfigReader`, `RopeConfig`, `read_rope`) in processes that hold no tensors.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pegboard.nn.attention import Attention
+    from pegboard.nn.blocks import AttentionBlock, AttentionShape, DecoderLayer, GatedMLP
+    from pegboard.nn.config import ConfigReader
+    from pegboard.nn.layers import Embedding, Head, Linear, RMSNorm
+    from pegboard.nn.ops import OPS, Op
+    from pegboard.nn.optable import OpTable
+    from pegboard.nn.plain import PlainMethod
+    from pegboard.nn.rope import Rope
+    from pegboard.nn.rope_config import RopeConfig, read_rope
+    from pegboard.nn.weighted import Weighted
+
+__all__ = [
+    "OPS",
+    "Attention",
+    "AttentionBlock",
+    "AttentionShape",
+    "ConfigReader",
+    "DecoderLayer",
+    "Embedding",
+    "GatedMLP",
+    "Head",
+    "Linear",
+    "Op",
+    "OpTable",
+    "PlainMethod",
+    "RMSNorm",
+    "Rope",
+    "RopeConfig",
+    "Weighted",
+    "read_rope",
+]
+
+_HOMES = {
+    "OPS": "ops",
+    "Attention": "attention",
+    "AttentionBlock": "blocks",
+    "AttentionShape": "blocks",
+    "ConfigReader": "config",
+    "DecoderLayer": "blocks",
+    "Embedding": "layers",
+    "GatedMLP": "blocks",
+    "Head": "layers",
+    "Linear": "layers",
+    "Op": "ops",
+    "OpTable": "optable",
+    "PlainMethod": "plain",
+    "RMSNorm": "layers",
+    "Rope": "rope",
+    "RopeConfig": "rope_config",
+    "Weighted": "weighted",
+    "read_rope": "rope_config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

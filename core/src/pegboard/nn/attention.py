@@ -1,0 +1,38 @@
+"""Where a model meets the paged cache."""
+
+from __future__ import annotations
+
+import torch
+
+from pegboard.api.attention import AttentionInputs, AttentionLayer
+from pegboard.api.model import Batch
+
+__all__ = ["Attention"]
+
+
+class Attention(torch.nn.Module):
+    """Attention of one layer over one cache slot; storage, kernel and metadata come with the batch.
+
+    `slot_key` names the slot, as `KVSlot.key` has it. `scale` multiplies the scores; None for
+    ``head_size ** -0.5``.
+    """
+
+    def __init__(
+        self,
+        slot_key: str,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.slot_key = slot_key
+        self.layer = AttentionLayer(
+            heads, kv_heads, head_size, head_size**-0.5 if scale is None else scale
+        )
+
+    def forward(self, inputs: AttentionInputs, batch: Batch) -> torch.Tensor:
+        """Store the step's keys and values, attend; ``[T, heads, head_size]``."""
+        kv = batch.kv[self.slot_key]
+        group = batch.groups[kv.group]
+        return group.kernel.forward(self.layer, inputs, kv, group.metadata)

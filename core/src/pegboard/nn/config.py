@@ -1,0 +1,121 @@
+"""Reading a checkpoint's configuration so that no key is overlooked. Importable without torch.
+
+A family reads every key that it understands through a `ConfigReader`, refuses by name those that
+would change the computation in a way it cannot follow, and ends with `finish`, which reports what
+nobody looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pegboard.errors import ConfigError, UnsupportedError
+
+__all__ = ["ConfigReader"]
+
+_MISSING = object()
+_logger = logging.getLogger("pegboard.nn.config")
+
+
+class ConfigReader:
+    """A mapping from a file, read key by key with checks. A null counts as absent.
+
+    Every method raises `ConfigError` naming the key, the value and what is allowed. `default` makes
+    a key optional.
+    """
+
+    def __init__(self, raw: Mapping[str, Any], source: str) -> None:
+        self._raw = raw
+        self._source = source
+        self._seen: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value as it is."""
+        self._seen.add(key)
+        value = self._raw.get(key)
+        return default if value is None else value
+
+    def has(self, key: str) -> bool:
+        """Whether the file has the key, null included."""
+        self._seen.add(key)
+        return key in self._raw
+
+    def bad(self, key: str, value: object, allowed: str) -> ConfigError:
+        """The error that says `key` has a value that is not allowed."""
+        return ConfigError(f"{self._source}: {key}={value!r} is not allowed: {allowed}")
+
+    def _required(self, key: str, default: Any) -> Any:
+        value = self.get(key, default)
+        if value is _MISSING:
+            raise ConfigError(f"{self._source}: {key} is missing")
+        return value
+
+    def integer(self, key: str, default: Any = _MISSING, least: int = 1) -> Any:
+        """An integer of at least `least`; a default of None may come back."""
+        value = self._required(key, default)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise self.bad(key, value, f"an integer of at least {least}")
+        return value
+
+    def number(self, key: str, default: Any = _MISSING) -> float:
+        """A finite number above 0."""
+        value = self._required(key, default)
+        good = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not good or not math.isfinite(value) or value <= 0:
+            raise self.bad(key, value, "a finite number above 0")
+        return float(value)
+
+    def flag(self, key: str, default: Any = _MISSING) -> bool:
+        """True or false."""
+        value = self._required(key, default)
+        if not isinstance(value, bool):
+            raise self.bad(key, value, "true or false")
+        return value
+
+    def text(self, key: str, default: Any = _MISSING, allowed: Collection[str] = ()) -> str:
+        """A string, one of `allowed` unless that is empty."""
+        value = self._required(key, default)
+        if not isinstance(value, str):
+            raise self.bad(key, value, "a string")
+        if allowed and value not in allowed:
+            raise self.bad(key, value, "one of " + ", ".join(sorted(allowed)))
+        return value
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        """Token ids: one integer, a list of them, or nothing."""
+        value = self.get(key, [])
+        found = value if isinstance(value, (list, tuple)) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in found):
+            raise self.bad(key, value, "a token id or a list of token ids")
+        return tuple(dict.fromkeys(item for item in found if item >= 0))
+
+    def refuse_unless(self, neutral: Mapping[str, Collection[Any]]) -> None:
+        """Refuse keys that change the computation: each may be absent, null or one of its neutral
+        values.
+
+        Raises `UnsupportedError` naming the key.
+        """
+        for key, values in neutral.items():
+            value = self.get(key)
+            if value is not None and not any(_same(value, allowed) for allowed in values):
+                raise UnsupportedError(f"{self._source}: {key}={value!r} is not supported yet")
+
+    def finish(self, harmless: Collection[str], prefixes: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Warn of keys that were neither read nor listed as harmless; gives their names."""
+        unread = (key for key in self._raw if key not in self._seen and key not in harmless)
+        unknown = tuple(sorted(key for key in unread if not key.startswith(prefixes)))
+        if unknown:
+            _logger.warning("%s: unknown keys are ignored: %s", self._source, ", ".join(unknown))
+        return unknown
+
+
+def _same(value: Any, allowed: Any) -> bool:
+    """Equality that keeps ``1`` and ``True`` apart."""
+    return isinstance(value, bool) == isinstance(allowed, bool) and bool(value == allowed)

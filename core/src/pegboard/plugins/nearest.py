@@ -1,0 +1,15 @@
+"""Spelling hints for error messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["nearest"]
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known word most like `word`, or None; `cutoff` is from 0, anything, to 1, equal."""
+    from difflib import get_close_matches  # only errors need it, and start-up must be quick
+
+    matches = get_close_matches(word, sorted(known), n=1, cutoff=cutoff)
+    return matches[0] if matches else None

@@ -1,0 +1,157 @@
+"""The executor of one process: it opens the device, loads the model and owns its runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from pegboard.api.executor import MemoryProfile, Pending
+from pegboard.api.kv import KVCacheConfig, KVSlot
+from pegboard.api.model import LanguageModel
+from pegboard.api.step import StepPlan
+from pegboard.config.engine import EngineConfig
+from pegboard.config.fit import DeviceMemory, check_fit
+from pegboard.config.model import ResolvedModel
+from pegboard.nn import Weighted
+from pegboard.runner.memory import step_peak
+from pegboard.runner.runner import ModelRunner
+from pegboard.runner.setup import OpenedDevice, open_device
+from pegboard.runner.slots import Limits
+from pegboard.runner.storage import allocate_storage
+from pegboard.weights.build import load_model
+
+if TYPE_CHECKING:
+    from pegboard.plugins import Board
+
+__all__ = ["LocalExecutor"]
+
+
+class LocalExecutor:
+    """`api.executor.Executor` in this process, on one device."""
+
+    def __init__(
+        self,
+        board: Board,
+        config: EngineConfig,
+        model: ResolvedModel,
+        *,
+        progress: Callable[[int, int], Any] | None = None,
+    ) -> None:
+        """`progress` is called with (bytes loaded, bytes in all) while weights stream in."""
+        self._board = board
+        self._config = config
+        self._resolved = model
+        self._progress = progress
+        self._opened: OpenedDevice | None = None
+        self._model: LanguageModel | None = None
+        self._runner: ModelRunner | None = None
+
+    def load(self) -> None:
+        """Choose device, backends and ops, check that the model fits, then build and fill it.
+
+        Raises `MissingPluginError` or `SelectionError` if no platform or backend serves,
+        `ResourceError` before any weight is read if the model cannot fit, and what
+        `pegboard.weights.build.load_model` raises.
+        """
+        self._opened = opened = open_device(self._board, self._config, self._resolved)
+        memory = opened.runtime.memory
+        check_fit(
+            opened.model, self._config, DeviceMemory(memory.total_bytes(), memory.free_bytes())
+        )
+        self._model = load_model(
+            self._board,
+            self._config,
+            opened.model,
+            device=opened.device,
+            dtype=getattr(torch, opened.model.dtype),
+            ops=opened.ops,
+            platform_facts=opened.runtime.facts(),
+            progress=self._progress,
+        )
+
+    def kv_slots(self) -> tuple[KVSlot, ...]:
+        return self._device().model.facts.kv_slots
+
+    def profile(self) -> MemoryProfile:
+        """Measure a dummy run of the largest step.
+
+        On a CPU, where that would take seconds, a small step gives an upper bound.
+        """
+        opened = self._device()
+        memory = opened.runtime.memory
+        runner = self._make_runner(KVCacheConfig(groups=opened.groups, num_blocks=1))
+        exact = opened.device.type != "cpu"
+        return MemoryProfile(
+            total=memory.total_bytes(),
+            free=memory.free_bytes(),
+            weights=self._weight_bytes(),
+            peak_activations=step_peak(runner.dummy, self._limits(), exact=exact),
+            cache_limit=memory.cache_limit(),
+        )
+
+    def allocate(self, cache: KVCacheConfig) -> None:
+        self._runner = self._make_runner(cache)
+
+    def warm_up(self) -> None:
+        """Run a prompt-like and a decode-like step once, so that no request pays for it."""
+        runner = self._ready()
+        runner.dummy([min(16, self._limits().max_tokens, self._limits().max_model_len)])
+        runner.dummy([1])
+        self._device().runtime.execution.synchronize()
+
+    def execute(self, plan: StepPlan) -> Pending:
+        return self._ready().execute(plan)
+
+    def facts(self) -> dict[str, Any]:
+        opened = self._device()
+        return {
+            "platform": opened.platform,
+            "device": opened.runtime.facts(),
+            "dtype": opened.model.dtype,
+            "attention": [attention.backend for attention in opened.attention],
+            "kv_layouts": [attention.layout.name for attention in opened.attention],
+            "ops": opened.ops.choices(),
+        }
+
+    def close(self) -> None:
+        """Let go of model, cache and device."""
+        self._runner = self._model = self._opened = None
+
+    def _device(self) -> OpenedDevice:
+        assert self._opened is not None, "load() comes first"
+        return self._opened
+
+    def _ready(self) -> ModelRunner:
+        assert self._runner is not None, "allocate() comes first"
+        return self._runner
+
+    def _limits(self) -> Limits:
+        model = self._device().model
+        return Limits(
+            max_rows=self._config.max_num_seqs,
+            max_tokens=self._config.max_num_batched_tokens,
+            max_model_len=model.max_model_len,
+            vocab_size=model.facts.vocab_size,
+        )
+
+    def _make_runner(self, cache: KVCacheConfig) -> ModelRunner:
+        opened = self._device()
+        assert self._model is not None, "load() comes first"
+        assert [group.spec for group in cache.groups] == [group.spec for group in opened.groups]
+        layouts = [attention.layout for attention in opened.attention]
+        return ModelRunner(
+            self._model,
+            limits=self._limits(),
+            cache=cache,
+            kernels=[attention.kernel for attention in opened.attention],
+            storage=allocate_storage(self.kv_slots(), cache, layouts, opened.device),
+            device=opened.device,
+        )
+
+    def _weight_bytes(self) -> int:
+        model = cast(torch.nn.Module, self._model)
+        leaves = (module for module in model.modules() if isinstance(module, Weighted))
+        plain = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+        return plain + sum(leaf.runtime_bytes() for leaf in leaves)

@@ -1,0 +1,122 @@
+"""Choosing the platform and an attention backend per group.
+
+An error lists every candidate and why it does not serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import attrs
+
+from pegboard.api.attention import AttentionBackend
+from pegboard.api.kv import KVGroup
+from pegboard.api.platform import Platform, ProbeResult
+from pegboard.errors import SelectionError
+
+__all__ = ["BackendWish", "choose_backend", "choose_platform"]
+
+_Ranked = TypeVar("_Ranked", Platform, AttentionBackend)
+
+
+def choose_platform(platforms: Iterable[Platform], wanted: str | None = None) -> Platform:
+    """The usable platform of highest priority; with `wanted` (``--platform``) that one or none.
+
+    Raises `SelectionError` if none is usable, or if several of the same highest priority are.
+    """
+    candidates = [p for p in platforms if wanted is None or p.name == wanted]
+    answers = [(platform, _probe(platform)) for platform in candidates]
+    usable = [platform for platform, answer in answers if answer.present]
+    best = _highest(usable)
+    if len(best) == 1:
+        return best[0]
+    lines = "; ".join(
+        f"{platform.name} (priority {platform.priority}): "
+        f"{'usable' if answer.present else 'not usable'}, {answer.reason}"
+        for platform, answer in answers
+    )
+    if best:
+        names = " and ".join(platform.name for platform in best)
+        raise SelectionError(
+            f"platforms {names} are equally good; choose one with --platform. Candidates: {lines}"
+        )
+    asked = f"platform {wanted!r} is not usable" if wanted else "no platform is usable"
+    raise SelectionError(f"{asked}. Candidates: {lines or 'none'}")
+
+
+def _probe(platform: Platform) -> ProbeResult:
+    """Ask the platform; a probe that breaks its promise never to raise counts as absent."""
+    try:
+        answer: ProbeResult = platform.probe.load()()
+    except Exception as error:
+        return ProbeResult(False, f"its probe failed: {type(error).__name__}: {error}")
+    return answer
+
+
+@attrs.frozen
+class BackendWish:
+    """What a backend must serve beside the group itself."""
+
+    platform: str
+    dtype: str
+    """Compute dtype by torch name."""
+    features: frozenset[str] = frozenset()
+    name: str | None = None
+    """``--attention-backend``: this one or none."""
+
+
+def choose_backend(
+    backends: Iterable[AttentionBackend], group: KVGroup, wish: BackendWish
+) -> AttentionBackend:
+    """The backend of highest priority that serves `group`.
+
+    Raises `SelectionError` if none does, or if several of the same highest priority do.
+    """
+    reasons = [(backend, _reasons(backend, group, wish)) for backend in backends]
+    best = _highest([backend for backend, against in reasons if not against])
+    if len(best) == 1:
+        return best[0]
+    lines = "; ".join(
+        f"{backend.name} (priority {backend.priority}): {', '.join(against) or 'fits'}"
+        for backend, against in reasons
+    )
+    where = (
+        f"KV group {group.index} ({group.spec.kind} attention, head size {group.spec.head_size})"
+    )
+    if best:
+        names = " and ".join(backend.name for backend in best)
+        raise SelectionError(
+            f"attention backends {names} are equally good for {where}; "
+            f"choose one with --attention-backend. Candidates: {lines}"
+        )
+    raise SelectionError(f"no attention backend serves {where}. Candidates: {lines or 'none'}")
+
+
+def _reasons(backend: AttentionBackend, group: KVGroup, wish: BackendWish) -> list[str]:
+    """Everything that speaks against a backend."""
+    spec = group.spec
+    checks = (
+        ("platform", wish.platform, backend.platforms),
+        ("kind", spec.kind, backend.kinds),
+        ("dtype", wish.dtype, backend.dtypes),
+        ("KV dtype", spec.dtype, backend.kv_dtypes),
+        ("head size", spec.head_size, backend.head_sizes),
+        ("block size", group.block_size, backend.block_sizes),
+    )
+    against = [
+        f"{what} {value} is not among {', '.join(map(str, allowed))}"
+        for what, value, allowed in checks
+        if allowed and value not in allowed
+    ]
+    missing = sorted(wish.features - backend.features)
+    if missing:
+        against.append(f"lacks {', '.join(missing)}")
+    if wish.name is not None and backend.name != wish.name:
+        against.append(f"--attention-backend asks for {wish.name}")
+    return against
+
+
+def _highest(candidates: Sequence[_Ranked]) -> list[_Ranked]:
+    most = max((candidate.priority for candidate in candidates), default=0)
+    return [candidate for candidate in candidates if candidate.priority == most]

@@ -1,0 +1,78 @@
+"""From logits to token ids: greedy and random rows in one batch."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+
+from pegboard.sampling.draw import draw
+from pegboard.sampling.logits import process_logits
+from pegboard.sampling.logprobs import LogprobBatch, raw_logprobs, take_logprobs
+from pegboard.sampling.rows import SamplingRows
+
+__all__ = ["FAULTS", "Sampled", "sample"]
+
+FAULTS = {
+    1: "the model's logits are not finite numbers",
+    2: "no token is left to choose: allowed_token_ids, a grammar or min_tokens exclude all",
+    3: "logits are not finite numbers after logit_bias and penalties",
+}
+"""Why a row failed, by its status; 0 is good."""
+
+
+@attrs.frozen(eq=False)
+class Sampled:
+    """What was chosen for R rows, still on the device."""
+
+    ids: torch.Tensor
+    """int64 [R], always inside the vocabulary; without meaning where the status is not 0."""
+    status: torch.Tensor
+    """int8 [R]: 0, or a key of `FAULTS`. A fault of one row leaves the others alone."""
+    logprobs: LogprobBatch | None = None
+    """For the rows that asked."""
+    logprob_rows: tuple[int, ...] = ()
+    """Which rows those are."""
+
+
+def sample(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
+    """Choose a token per row of ``logits [R, vocab]``, which may be overwritten.
+
+    Greedy rows take the likeliest token, the lowest id among equals; others are drawn
+    (`pegboard.sampling.draw`).
+    """
+    logits = logits.float()
+    status = (~logits.amax(-1).isfinite()).to(torch.int8)
+    wanted = rows.logprobs
+    if wanted is None:
+        ids, status = _choose_checked(logits, rows, status)
+        return Sampled(ids, status)
+    places = torch.tensor(wanted.rows, dtype=torch.int64, device=logits.device)
+    raw = raw_logprobs(logits[places])
+    ids, status = _choose_checked(logits, rows, status)
+    return Sampled(ids, status, take_logprobs(raw, ids[places], wanted.widths), wanted.rows)
+
+
+def _choose_checked(
+    logits: torch.Tensor, rows: SamplingRows, status: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Process and choose; rows that processing left without a token get a status."""
+    if rows.modified:
+        process_logits(logits, rows)
+        status = torch.where(status == 0, _status_after(logits), status)
+    return _choose(logits, rows), status
+
+
+def _status_after(logits: torch.Tensor) -> torch.Tensor:
+    peak = logits.amax(-1)
+    fault = torch.where(peak == float("-inf"), 2, 3)
+    return torch.where(peak.isfinite(), 0, fault).to(torch.int8)
+
+
+def _choose(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    if rows.random is None:
+        return logits.argmax(-1)
+    if not rows.greedy:
+        return draw(logits, rows.random)
+    ids = logits.argmax(-1)
+    ids[rows.random.rows] = draw(logits, rows.random)
+    return ids

@@ -1,0 +1,79 @@
+"""A step while it is being planned, and what is remembered of it until its update."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pegboard.api.step import BlockCopy, NewRow, StepPlan
+from pegboard.kv import Block
+from pegboard.scheduler.request import Request
+
+__all__ = ["Draft", "Record"]
+
+
+class Record(msgspec.Struct, eq=False):
+    """A plan in flight: who its rows are. Columns have one entry per row, as in the plan."""
+
+    plan: StepPlan
+    requests: list[Request]
+    epochs: list[int]
+    """Epoch of each request at planning."""
+    loose: list[Block]
+    """Sources of copies, referenced until the copies are made."""
+
+
+class Draft:
+    """Collects the rows of one step under a token budget."""
+
+    def __init__(self, step_id: int, budget: int) -> None:
+        self.budget = budget
+        """Tokens that may still be planned."""
+        self.preempted = False
+        self.loose: list[Block] = []
+        self._plan = StepPlan(step_id, [], [], [], [], [])
+        self._requests: list[Request] = []
+        self._epochs: list[int] = []
+        self._new_rows: dict[Request, NewRow] = {}
+
+    @property
+    def step_id(self) -> int:
+        return self._plan.step_id
+
+    @property
+    def empty(self) -> bool:
+        """No rows."""
+        return not self._requests
+
+    def restate(self, request: Request, blocks: list[list[int]]) -> None:
+        """Tell the runner all about a request; `blocks` are those it holds before this step."""
+        self._new_rows[request] = request.new_row(blocks)
+
+    def add_row(self, request: Request, count: int, new_blocks: list[list[int]]) -> None:
+        """Plan `count` more tokens of a running request."""
+        plan = self._plan
+        plan.slots.append(request.slot)
+        plan.starts.append(request.planned)
+        plan.counts.append(count)
+        plan.samples.append(request.schedule(count, plan.step_id))
+        plan.new_blocks.append(new_blocks)
+        self._requests.append(request)
+        self._epochs.append(request.epoch)
+        self.budget -= count
+
+    def add_copies(self, copies: list[BlockCopy], sources: list[Block]) -> None:
+        """Copy blocks before the forward pass; the step takes over the references on `sources`."""
+        self._plan.copies += copies
+        self.loose += sources
+
+    def drop(self, request: Request) -> None:
+        """A running request without a row in this step is preempted."""
+        self.preempted = True
+        self._new_rows.pop(request, None)
+
+    def seal(self, freed_slots: list[int], resync: bool) -> Record:
+        """The finished plan."""
+        plan = self._plan
+        plan.resync = resync
+        plan.freed_slots = [] if resync else freed_slots
+        plan.new_rows = list(self._new_rows.values())
+        return Record(plan, self._requests, self._epochs, self.loose)

@@ -1,0 +1,180 @@
+"""The scheduler's own request. Nobody outside the scheduler sees it."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from pegboard.api.params import SamplingParams
+from pegboard.api.step import NewRow
+from pegboard.api.views import EngineRequest
+from pegboard.kv import Fork, KVRequest
+
+__all__ = ["Request", "Status"]
+
+
+class Status(enum.Enum):
+    """Where a request stands.
+
+    Exactly one room of the scheduler holds it in each state but the last.
+    """
+
+    WAITING = "waiting"
+    """In the waiting queue: new, preempted, or a child whose parent's prompt is computed."""
+    PARKED = "parked"
+    """A child that waits for another request to compute their prompt."""
+    RUNNING = "running"
+    """Has a slot and blocks."""
+    FINISHED = "finished"
+    """Gone; results of steps still in flight are ignored."""
+
+
+class Request(msgspec.Struct, eq=False):
+    """One sequence on its way. Lengths count tokens from the prompt's first on::
+
+        0 ........... computed ........... planned ........... known
+          in the cache,        in steps that        prompt, output, and one
+          steps updated        are in flight        placeholder per token that
+                                                    a step in flight will sample
+
+    Between steps of synchronous scheduling nothing is in flight: computed equals planned, and there
+    are no placeholders.
+    """
+
+    origin: EngineRequest
+    kv: KVRequest
+    order: int
+    """Place in the order of arrival."""
+    num_prompt: int
+    end_ids: frozenset[int]
+    stop_ids: frozenset[int]
+    """The ids of `end_ids` that the request asked for; they are named as its stop reason."""
+    needed: int
+    """Tokens ever to be computed: all but the last sampled one."""
+    status: Status = Status.WAITING
+    slot: int = -1
+    planned: int = 0
+    computed: int = 0
+    placeholders: int = 0
+    epoch: int = 0
+    """Counts preemptions: a step of an earlier epoch wrote to blocks that are no longer held."""
+    last_step: int = -1
+    """The last plan that named the slot."""
+    admitted: bool = False
+    """Was running at least once."""
+    cached_tokens: int = 0
+    scored: int = 0
+    """Prompt positions whose log-probabilities were delivered, counted from position 1."""
+    fork: Fork | None = None
+    """References on the parent's prompt, while waiting."""
+    leader: Request | None = None
+    """While parked: the request that computes the prompt."""
+
+    @classmethod
+    def make(cls, origin: EngineRequest, kv: KVRequest, order: int) -> Request:
+        """A waiting request."""
+        stop_ids = frozenset(origin.params.stop_token_ids or ())
+        return cls(
+            origin=origin,
+            kv=kv,
+            order=order,
+            num_prompt=len(origin.prompt_ids),
+            end_ids=frozenset(origin.end_ids) | stop_ids,
+            stop_ids=stop_ids,
+            needed=cls.tokens_needed(origin),
+        )
+
+    @staticmethod
+    def tokens_needed(origin: EngineRequest) -> int:
+        """Tokens that a request may ever have in the cache."""
+        return len(origin.prompt_ids) + max(origin.max_tokens, 1) - 1
+
+    @property
+    def request_id(self) -> str:
+        return self.origin.request_id
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.origin.params
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.kv.output_ids
+
+    @property
+    def known(self) -> int:
+        """Tokens that exist or will once the steps in flight are updated."""
+        return self.num_prompt + len(self.kv.output_ids) + self.placeholders
+
+    @property
+    def ready(self) -> int:
+        """Tokens that the next step could compute."""
+        return min(self.known, self.needed) - self.planned
+
+    @property
+    def prompt_done(self) -> bool:
+        """The whole prompt is in the cache."""
+        return self.computed >= self.num_prompt
+
+    @property
+    def readable(self) -> int:
+        """Tokens that may come from the cache instead of being computed.
+
+        The last known one must be computed for its logits, and so must every position whose
+        successor's log-probability is still wanted.
+        """
+        if self.params.prompt_logprobs is not None and self.scored < self.num_prompt - 1:
+            return self.scored
+        return self.known - 1
+
+    @property
+    def wants_scores(self) -> bool:
+        """Asked for prompt log-probabilities that are not delivered yet."""
+        return self.params.prompt_logprobs is not None and self.scored < self.num_prompt - 1
+
+    def park(self, leader: Request) -> None:
+        """Wait until `leader` has computed the prompt."""
+        self.status, self.leader = Status.PARKED, leader
+
+    def wait(self, fork: Fork | None = None) -> None:
+        """Wait in the queue, with references on the prompt if another request computed it."""
+        self.status, self.leader, self.fork = Status.WAITING, None, fork
+
+    def admit(self, slot: int, start: int) -> None:
+        """Start running, with `start` tokens computed already."""
+        self.status, self.slot = Status.RUNNING, slot
+        self.planned = self.computed = start
+        self.fork, self.admitted = None, True
+
+    def schedule(self, count: int, step_id: int) -> bool:
+        """Plan `count` more tokens; True if the step will sample."""
+        self.planned += count
+        self.last_step = step_id
+        samples = self.planned == self.known and self.origin.max_tokens > 0
+        self.placeholders += samples
+        return samples
+
+    def preempt(self) -> None:
+        """Stop running; everything must be computed again. Sampled tokens stay."""
+        self.status, self.slot = Status.WAITING, -1
+        self.planned = self.computed = 0
+        self.epoch += 1
+
+    def end(self) -> None:
+        """Leave for good."""
+        self.status, self.slot = Status.FINISHED, -1
+        self.fork = self.leader = None
+
+    def new_row(self, blocks: list[list[int]]) -> NewRow:
+        """What the runner needs to know when the request gets its slot."""
+        return NewRow(
+            slot=self.slot,
+            prompt_ids=self.origin.prompt_ids,
+            output_ids=list(self.output_ids),
+            params=self.params,
+            seed=self.origin.seed,
+            child=self.origin.child,
+            end_ids=sorted(self.end_ids),
+            blocks=blocks,
+        )

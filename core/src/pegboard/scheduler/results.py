@@ -1,0 +1,79 @@
+"""What a result means for one request: tokens taken, whether it ends, what is told outside.
+
+Stop strings are found outside and arrive through `finish`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pegboard.api.step import PromptLogprobs, StepResult, TokenLogprobs
+from pegboard.api.views import EngineOutput
+from pegboard.scheduler.request import Request
+
+__all__ = ["LENGTH", "Ending", "make_output", "take_scores", "take_tokens"]
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """Why a request ends; the fields of `EngineOutput`."""
+
+    reason: str
+    stop_reason: int | None = None
+
+
+LENGTH = Ending("length")
+_MODEL_END = Ending("stop")
+
+
+def take_tokens(request: Request, tokens: list[int]) -> tuple[list[int], Ending | None]:
+    """Append tokens up to the first that ends the request; those, and the ending if any."""
+    output = request.output_ids
+    for position, token in enumerate(tokens):
+        output.append(token)
+        ending = _judge(request, token, len(output))
+        if ending is not None:
+            return tokens[: position + 1], ending
+    return tokens, None
+
+
+def _judge(request: Request, token: int, length: int) -> Ending | None:
+    """The ending that the output's last token brings; `length` tokens are sampled."""
+    if token in request.end_ids and length >= request.params.min_tokens:
+        return Ending("stop", token) if token in request.stop_ids else _MODEL_END
+    return LENGTH if length >= request.origin.max_tokens else None
+
+
+def take_scores(
+    request: Request, computed: int, slot: int, result: StepResult
+) -> PromptLogprobs | None:
+    """The prompt log-probabilities that a chunk ending before token `computed` brings anew.
+
+    After a preemption the runner reports some again; those are left out, so that each position
+    arrives once.
+    """
+    told = request.scored
+    request.scored = max(told, min(computed, request.num_prompt - 1))
+    scores = result.prompt_logprobs.get(slot)
+    if scores is None:
+        return None
+    entries = scores.entries[max(told + 1 - scores.first, 0) :]
+    return PromptLogprobs(max(scores.first, told + 1), entries) if entries else None
+
+
+def make_output(
+    request: Request,
+    taken: list[int],
+    ending: Ending | None,
+    scores: PromptLogprobs | None,
+    logprobs: list[TokenLogprobs] | None,
+) -> EngineOutput:
+    """The message to the front end."""
+    return EngineOutput(
+        request_id=request.origin.request_id,
+        token_ids=taken,
+        finish_reason=None if ending is None else ending.reason,
+        stop_reason=None if ending is None else ending.stop_reason,
+        logprobs=None if logprobs is None else logprobs[: len(taken)],
+        prompt_logprobs=scores,
+        cached_tokens=request.cached_tokens,
+    )

@@ -1,0 +1,266 @@
+"""The scheduler of the core: running requests first, under a token budget.
+
+There is no prefill phase and no decode phase. A request has tokens known and tokens planned, and
+each step closes the gap as far as budget and blocks reach: first for running requests, in order of
+admission, then for waiting ones, in order of arrival. If blocks run out, the references of waiting
+children are given up, then the request that was admitted last is preempted: its blocks are freed
+and it is computed again later, sampled tokens included.
+
+Planning advances what is *planned*, updating what is *computed*; see `Request`. `plan` may thus be
+called again before the update of the step before; updates come in the order of plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pegboard.api.kv import KVCacheConfig
+from pegboard.api.scheduler import SchedulerStats
+from pegboard.api.step import StepPlan, StepResult
+from pegboard.api.views import EngineOutput, EngineRequest
+from pegboard.config.engine import EngineConfig
+from pegboard.errors import PluginError
+from pegboard.kv import Allocation, Fork, Hit, KVManager
+from pegboard.scheduler.admission import check_request
+from pegboard.scheduler.audit import audit
+from pegboard.scheduler.books import Books
+from pegboard.scheduler.draft import Draft, Record
+from pegboard.scheduler.request import Request, Status
+from pegboard.scheduler.results import LENGTH, make_output, take_scores, take_tokens
+
+__all__ = ["TokenBudgetScheduler"]
+
+
+class TokenBudgetScheduler:
+    """Implements `pegboard.api.scheduler.Scheduler` over the cache that the executor allocated."""
+
+    def __init__(self, config: EngineConfig, cache: KVCacheConfig) -> None:
+        self._budget = config.max_num_batched_tokens
+        self._chunked = config.enable_chunked_prefill
+        self._kv = KVManager(cache, caching=config.enable_prefix_caching)
+        self._watermark = int(config.watermark * self._kv.pool.total)
+        self._books = Books(self._kv, config.max_num_seqs)
+        self._arrivals = self._steps = 0
+        self._resync = False
+
+    # Requests come and go
+
+    def add(self, request: EngineRequest) -> None:
+        whole = None if self._chunked else self._budget
+        check_request(request, self._books, whole)
+        self._books.enter(Request.make(request, self._kv.open(request), self._arrivals))
+        self._arrivals += 1
+
+    def abort(self, ids: Iterable[str]) -> list[EngineOutput]:
+        return [
+            EngineOutput(request.request_id, [], "abort", cached_tokens=request.cached_tokens)
+            for request in self._end_all(ids)
+        ]
+
+    def finish(self, ids: Iterable[str], reason: str) -> None:
+        self._end_all(ids)
+
+    def _end_all(self, ids: Iterable[str]) -> list[Request]:
+        """End the live ones among `ids`."""
+        live = self._books.requests
+        ended = [live[name] for name in dict.fromkeys(ids) if name in live]
+        for request in ended:
+            self._books.end(request)
+        return ended
+
+    # Planning
+
+    def plan(self) -> StepPlan:
+        draft = Draft(self._steps, self._budget)
+        resync = self._restate(draft)
+        self._continue_running(draft)
+        if not draft.preempted:
+            self._admit_waiting(draft)
+        return self._dispatch(draft, resync)
+
+    def resync(self) -> None:
+        self._resync = True
+
+    def _restate(self, draft: Draft) -> bool:
+        """If asked to, restate all running requests; not while tokens are in flight."""
+        if not self._resync or self._books.in_flight:
+            return False
+        for request in self._books.running:
+            draft.restate(request, request.kv.block_ids())
+        return True
+
+    def _continue_running(self, draft: Draft) -> None:
+        """Give running requests their next tokens; the list may lose its tail on the way."""
+        index, kv, running = 0, self._kv, self._books.running
+        while index < len(running) and draft.budget > 0:
+            request = running[index]
+            index += 1
+            count = min(request.ready, draft.budget)
+            if count <= 0:
+                continue
+            count = kv.cut(request.planned, count)
+            blocks = self._make_room(Allocation(request.kv, request.planned, count), request, draft)
+            if blocks is not None:
+                draft.add_row(request, count, blocks)
+
+    def _make_room(
+        self, want: Allocation, request: Request, draft: Draft
+    ) -> list[list[int]] | None:
+        """Blocks for a running request, taken from others if need be; None if it was preempted."""
+        while (blocks := self._kv.allocate(want)) is None:
+            if self._books.families.release_youngest():
+                continue
+            if self._books.preempt_last(draft) is request:
+                return None
+        return blocks
+
+    def _admit_waiting(self, draft: Draft) -> None:
+        """Admit in order, as long as budget, slots and blocks last."""
+        while draft.budget > 0 and self._books.slots.available:
+            request = self._books.waiting.peek()
+            # A preempted request whose last token is in flight comes back when the token is known.
+            if request is None or request.placeholders or not self._admit(request, draft):
+                return
+
+    def _admit(self, request: Request, draft: Draft) -> bool:
+        """Start the first waiting request.
+
+        False if it must wait, True if the queue may be looked at again.
+        """
+        books = self._books
+        if books.running and self._kv.pool.available <= self._watermark:
+            return False
+        given = request.fork or self._kv.match(request.kv, request.readable)
+        count = self._first_chunk(request, given.tokens, draft.budget)
+        if count <= 0:
+            return False
+        held = [[block.id for block in blocks] for blocks in given.blocks]
+        reserve = self._reserve(request, given.tokens + count)
+        want = Allocation(request.kv, given.tokens, count, given=given, reserve=reserve)
+        new = self._kv.allocate(want)
+        if new is None:
+            # With nothing running, only references of waiting children can be in the way.
+            return not books.running and books.families.release_youngest()
+        self._count_hit(request, given)
+        books.start(request, given, new, draft)
+        draft.restate(request, held)
+        draft.add_row(request, count, new)
+        return True
+
+    def _first_chunk(self, request: Request, start: int, budget: int) -> int:
+        """Tokens of the request's first step; 0 if the budget left is too small."""
+        rest = min(request.known, request.needed) - start
+        # Without chunks a prompt runs whole. Only a preempted request can be longer than a whole
+        # step; it runs in the fewest pieces.
+        if not self._chunked and budget < min(rest, self._budget):
+            return 0
+        return self._kv.cut(start, min(rest, budget))
+
+    def _reserve(self, request: Request, stop: int) -> int:
+        """Blocks to leave beside those for the first `stop` tokens.
+
+        These are the watermark and the rest of the input, unless the request is alone.
+        """
+        if not self._books.running:
+            return 0
+        rest = self._kv.blocks_for(request.known) - self._kv.blocks_for(stop)
+        return self._watermark + rest
+
+    def _count_hit(self, request: Request, given: Hit | Fork) -> None:
+        """Statistics of a prompt's first look into the cache."""
+        if request.admitted or isinstance(given, Fork):
+            return
+        request.cached_tokens = given.tokens
+        if self._kv.caching and not request.wants_scores:
+            self._kv.count_query(request.num_prompt, given.tokens)
+
+    def _dispatch(self, draft: Draft, resync: bool) -> StepPlan:
+        """Seal the step and remember it until its update.
+
+        A step without rows changes nothing: freed slots are told with the next one that has some.
+        """
+        if draft.empty:
+            return draft.seal([], False).plan
+        record = draft.seal(self._books.slots.freed(), resync)
+        self._books.in_flight[record.plan.step_id] = record
+        self._steps += 1
+        self._resync = self._resync and not resync
+        return record.plan
+
+    # Updating
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+        if not plan.slots:
+            return []
+        record = self._record(plan, result)
+        tokens = dict(zip(result.slots, result.token_ids, strict=True))
+        outputs = []
+        for row, request in enumerate(record.requests):
+            if request.status is Status.FINISHED:
+                continue
+            output = self._update_row(record, row, tokens.get(plan.slots[row]), result)
+            if output is not None:
+                outputs.append(output)
+        self._books.land(record)
+        return outputs
+
+    def _record(self, plan: StepPlan, result: StepResult) -> Record:
+        """The record of the oldest step in flight, which must be the one at hand."""
+        oldest = next(iter(self._books.in_flight), None)
+        if plan.step_id != oldest or result.step_id != oldest:
+            raise PluginError(
+                f"the executor returned step {result.step_id} for step {plan.step_id}, "
+                f"while the oldest in flight is {oldest}"
+            )
+        return self._books.in_flight[plan.step_id]
+
+    def _update_row(
+        self, record: Record, row: int, sampled: list[int] | None, result: StepResult
+    ) -> EngineOutput | None:
+        """What one row brought.
+
+        A row of an earlier epoch still brings its token, but its blocks are gone.
+        """
+        plan, request = record.plan, record.requests[row]
+        slot, samples = plan.slots[row], plan.samples[row]
+        request.placeholders -= samples
+        error = result.failed.get(slot)
+        if error is None and samples and not sampled:
+            error = "the executor returned no token for this request"
+        if error is not None:
+            self._books.end(request)
+            return EngineOutput(request.request_id, [], "error", error=error)
+        computed = plan.starts[row] + plan.counts[row]
+        if record.epochs[row] == request.epoch:
+            self._books.advance(request, computed)
+        scores = take_scores(request, computed, slot, result) if request.wants_scores else None
+        taken, ending = take_tokens(request, sampled) if samples and sampled else ([], None)
+        if ending is None and request.origin.max_tokens == 0 and request.prompt_done:
+            ending = LENGTH
+        if ending is not None:
+            self._books.end(request)
+        elif not taken and scores is None:
+            return None
+        return make_output(request, taken, ending, scores, result.logprobs.get(slot))
+
+    # The rest of the contract
+
+    def has_work(self) -> bool:
+        return bool(self._books.requests or self._books.in_flight)
+
+    def stats(self) -> SchedulerStats:
+        books, pool = self._books, self._kv.pool
+        return SchedulerStats(
+            running=len(books.running),
+            waiting=len(books.requests) - len(books.running),
+            used_blocks=pool.total - pool.available,
+            total_blocks=pool.total,
+            preemptions=books.preemptions,
+            cache=self._kv.stats(),
+        )
+
+    def reset_prefix_cache(self) -> bool:
+        return self._kv.reset()
+
+    def check(self) -> None:
+        audit(self._books)

@@ -1,0 +1,131 @@
+"""Drives a scheduler with the toy executor, one step or several steps ahead.
+
+For tests of bookkeeping.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from pegboard.api.executor import Pending
+from pegboard.api.params import SamplingParams
+from pegboard.api.step import LateInputs, StepPlan
+from pegboard.api.views import EngineOutput, EngineRequest
+from pegboard.config.engine import EngineConfig
+from pegboard.kv import form_groups, size_cache
+from pegboard.scheduler import TokenBudgetScheduler
+from pegboard.testing.toy import ToyExecutor
+
+__all__ = ["Told", "ToyEngine", "toy_request"]
+
+
+class Told(msgspec.Struct):
+    """Everything that was told about one request."""
+
+    token_ids: list[int] = msgspec.field(default_factory=list)
+    scores: list[tuple[int, float]] = msgspec.field(default_factory=list)
+    """``(position, log-probability)`` of prompt tokens, in the order told."""
+    last: EngineOutput | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        return None if self.last is None else self.last.finish_reason
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        return None if self.last is None else self.last.stop_reason
+
+
+def toy_request(
+    request_id: str, prompt: list[int], max_tokens: int = 8, **options: Any
+) -> EngineRequest:
+    """A request for the toy model; `options` are fields of `EngineRequest`."""
+    options.setdefault("params", SamplingParams(temperature=0.0))
+    options.setdefault("seed", 0)
+    return EngineRequest(request_id, prompt, max_tokens=max_tokens, **options)
+
+
+class ToyEngine:
+    """A scheduler, a toy executor, and what came of each request.
+
+    `depth` steps are planned before the first of them is updated; 1 is synchronous. `options` are
+    fields of `EngineConfig`.
+    """
+
+    def __init__(
+        self,
+        blocks: int = 64,
+        *,
+        depth: int = 1,
+        executor: ToyExecutor | None = None,
+        check: bool = True,
+        **options: Any,
+    ) -> None:
+        options.setdefault("max_num_seqs", 8)
+        config = EngineConfig(model="toy", num_gpu_blocks_override=blocks, **options)
+        self.executor = executor or ToyExecutor()
+        groups = form_groups(self.executor.kv_slots(), config.block_size)
+        cache = size_cache(groups, config, available_bytes=0, max_model_len=1)
+        self.executor.allocate(cache)
+        self.scheduler = TokenBudgetScheduler(config, cache)
+        self.told: dict[str, Told] = {}
+        self.plans: list[StepPlan] = []
+        self._depth = depth
+        self._check = check
+        self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
+
+    def add(self, request: EngineRequest) -> None:
+        self.scheduler.add(request)
+        self.told[request.request_id] = Told()
+
+    def abort(self, *ids: str) -> None:
+        self._tell(self.scheduler.abort(ids))
+
+    def launch(self) -> bool:
+        """Plan and start one step; False if it has no rows."""
+        plan = self.scheduler.plan()
+        if not plan.rows:
+            return False
+        self.plans.append(plan)
+        pending = self.executor.execute(plan)
+        pending.sample(LateInputs(plan.step_id))
+        self._in_flight.append((plan, pending))
+        return True
+
+    def land(self) -> list[EngineOutput]:
+        """Update the oldest step in flight."""
+        plan, pending = self._in_flight.popleft()
+        outputs = self.scheduler.update(plan, pending.result())
+        self._tell(outputs)
+        return outputs
+
+    def step(self) -> list[EngineOutput]:
+        """One step, the next one launched before the last is landed if `depth` allows."""
+        launched = self.launch()
+        landing = bool(self._in_flight) and (len(self._in_flight) >= self._depth or not launched)
+        assert launched or landing or not self.scheduler.has_work(), "work is left but none is done"
+        outputs = self.land() if landing else []
+        if self._check:
+            self.scheduler.check()
+        return outputs
+
+    def run(self, limit: int = 100_000) -> dict[str, Told]:
+        """Step until nothing is left to do."""
+        for _ in range(limit):
+            if not self.scheduler.has_work():
+                return self.told
+            self.step()
+        raise AssertionError(f"not done after {limit} steps")
+
+    def _tell(self, outputs: list[EngineOutput]) -> None:
+        for output in outputs:
+            told = self.told[output.request_id]
+            told.token_ids += output.token_ids
+            told.last = output
+            if output.prompt_logprobs is not None:
+                first = output.prompt_logprobs.first
+                for position, entry in enumerate(output.prompt_logprobs.entries, first):
+                    told.scores.append((position, entry.logprobs[0]))

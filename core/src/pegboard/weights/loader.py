@@ -1,0 +1,184 @@
+"""Filling a model's layers from a checkpoint, one layer at a time.
+
+A tensor goes from the file to its place on the device in tiles of rows; conversion happens on the
+way. On the host stand at most one tile and, where the device is the host, the layer that is being
+filled.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+
+from pegboard.api.model import Parallel
+from pegboard.errors import CheckpointError, PluginError
+from pegboard.weights.plan import (
+    FLOATS,
+    LeafPlan,
+    Piece,
+    delivered,
+    plan_leaves,
+    plan_load,
+    stored_bytes,
+)
+from pegboard.weights.resolve import Found, ResolvedWeights
+
+__all__ = ["Progress", "fill_dummy", "load_weights"]
+
+Progress = Callable[[int, int], None]
+"""``(bytes done, bytes in all)``; called after each layer, the last time with both equal."""
+
+_TILE_BYTES = 32 * 1024 * 1024
+_DUMMY_RANGE = 1e-3
+_DUMMY_SEED = 1234
+
+
+def load_weights(
+    model: torch.nn.Module,
+    resolved: ResolvedWeights,
+    device: torch.device,
+    progress: Progress | None = None,
+    *,
+    parallel: Parallel | None = None,
+) -> dict[str, str]:
+    """Fill every layer of `model`; returns the stored tensors that were skipped, with the reason.
+
+    Everything is matched and checked first (`plan_load`), then read. Calling it again updates the
+    weights in place. Plain types (F64, F32, F16, BF16) are converted to the dtype that the layer
+    declares. Raises `CheckpointError` naming file and tensor.
+    """
+    plan = plan_load(model, resolved, parallel)
+    total, done = plan.total_bytes, 0
+    for leaf in plan.leaves:
+        if leaf.pieces:
+            _fill(leaf, lambda piece: _read(piece, device))
+        done += sum(map(stored_bytes, leaf.pieces))
+        if progress is not None and leaf.pieces:
+            progress(done, total)
+    return plan.skipped
+
+
+def fill_dummy(
+    model: torch.nn.Module, device: torch.device, *, parallel: Parallel | None = None
+) -> None:
+    """Fill every layer with uniform random numbers within ±1e-3 (integers: zeros).
+
+    A weight's values depend on its name only, not on the device, the order of layers or the number
+    of ranks.
+    """
+    for leaf in plan_leaves(model, parallel or Parallel()):
+        if leaf.pieces:
+            _fill(leaf, lambda piece: _random(piece, device))
+
+
+def _fill(leaf: LeafPlan, make: Callable[[Piece], torch.Tensor]) -> None:
+    """Make all tensors of a layer and hand them over, one per part and name, parts in order."""
+    loaded: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for piece in sorted(leaf.pieces, key=lambda piece: piece.part):
+        loaded[piece.spec.name].append(make(piece))
+    leaf.leaf.finalise(loaded)
+    if not leaf.leaf.loaded():
+        raise PluginError(f"{leaf.leaf.prefix}: not loaded after all its tensors were given")
+
+
+def _read(piece: Piece, device: torch.device) -> torch.Tensor:
+    """This rank's shard of one parameter, on the device, in the dtype it declares."""
+    found = piece.found
+    assert found is not None
+    dtype = getattr(torch, piece.spec.dtype)
+    direct = device.type == "cpu" and delivered(found.tensor)[1] == piece.spec.dtype
+    across = piece.shard is not None and piece.shard.axis > 0
+    if direct and not across and found.row_order is None:
+        return (
+            _checked(found.tensor.read(*piece.rows), piece, piece.shape)
+            if piece.shape
+            else _scalar(piece)
+        )
+    if not piece.shape:
+        return _scalar(piece).to(device=device, dtype=dtype)
+    target = torch.empty(piece.shape, dtype=dtype, device=device)
+    if found.row_order is not None:
+        _copy(piece, _reordered(piece, found), target)
+    else:
+        _copy_tiles(piece, found, target)
+    return target
+
+
+def _scalar(piece: Piece) -> torch.Tensor:
+    assert piece.found is not None
+    return _checked(piece.found.tensor.read(), piece, ())
+
+
+def _copy_tiles(piece: Piece, found: Found, target: torch.Tensor) -> None:
+    """Read, convert and place a few rows at a time."""
+    start, stop = piece.rows
+    row_bytes = max(found.tensor.nbytes // max(piece.spec.shape[0], 1), 1)
+    step = max(_TILE_BYTES // row_bytes, 1)
+    for first in range(start, stop, step):
+        last = min(first + step, stop)
+        tile = found.tensor.read(first, last)
+        _checked(tile, piece, (last - first, *piece.spec.shape[1:]))
+        _copy(piece, tile, target[first - start : last - start])
+
+
+def _reordered(piece: Piece, found: Found) -> torch.Tensor:
+    """The wanted rows in the model's order; the stored tensor is read whole."""
+    assert found.row_order is not None
+    rows = piece.spec.shape[0]
+    order = torch.tensor(list(found.row_order.index(rows)), dtype=torch.int64)
+    if not torch.equal(order.sort().values, torch.arange(rows)):
+        raise PluginError(
+            f"{piece.prefix}: the row order of {found.tensor.name!r} is no permutation"
+        )
+    start, stop = piece.rows
+    whole = _checked(found.tensor.read(), piece, tuple(piece.spec.shape))
+    return whole.index_select(0, order[start:stop])
+
+
+def _checked(tile: torch.Tensor, piece: Piece, shape: tuple[int, ...]) -> torch.Tensor:
+    """`tile`, if it is what the source promised; a wrong shape would be broadcast in silence."""
+    assert piece.found is not None
+    dtype = delivered(piece.found.tensor)[1]
+    if tuple(tile.shape) != shape or tile.dtype != getattr(torch, dtype):
+        raise PluginError(
+            f"{piece.found.tensor.name!r}: the checkpoint source gave {tile.dtype} "
+            f"{list(tile.shape)} where {dtype} "
+            f"{list(shape)} was due"
+        )
+    return tile
+
+
+def _copy(piece: Piece, rows: torch.Tensor, target: torch.Tensor) -> None:
+    """Convert `rows` into `target`, which has as many rows; a shard along a later axis is cut
+    out."""
+    assert piece.found is not None
+    if piece.shard is not None and piece.shard.axis > 0:
+        rows = rows.narrow(
+            piece.shard.axis, piece.shard.start, piece.shard.stop - piece.shard.start
+        )
+    assert rows.shape == target.shape
+    target.copy_(rows)
+    narrowed = target.dtype == torch.float16 and rows.dtype != torch.float16
+    if narrowed and not target.isfinite().all() and rows.isfinite().all():
+        raise CheckpointError(
+            f"{piece.found.tensor.file}: tensor {piece.found.tensor.name!r} has values beyond "
+            f"float16; use "
+            "dtype='bfloat16' or 'float32'"
+        )
+
+
+def _random(piece: Piece, device: torch.device) -> torch.Tensor:
+    dtype = getattr(torch, piece.spec.dtype)
+    if piece.spec.dtype not in FLOATS:
+        return torch.zeros(piece.shape, dtype=dtype, device=device)
+    name = f"{piece.prefix}.{piece.part}.{piece.spec.name}"
+    generator = torch.Generator().manual_seed(_DUMMY_SEED + zlib.crc32(name.encode()))
+    whole = torch.empty(piece.spec.shape).uniform_(-_DUMMY_RANGE, _DUMMY_RANGE, generator=generator)
+    if piece.shard is not None:
+        whole = whole.narrow(
+            piece.shard.axis, piece.shard.start, piece.shard.stop - piece.shard.start
+        )
+    return whole.to(device=device, dtype=dtype, copy=True)

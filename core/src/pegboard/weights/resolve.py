@@ -1,0 +1,149 @@
+"""From a family's weight map to the tensors of one checkpoint, and the account of both sides.
+
+The map is data (`pegboard.api.model.WeightMap`); here its ``{i}`` rules are expanded, stored
+tensors are found for the parts of layers, and every stored tensor that nothing took is either
+skipped for a stated reason or named as a fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+
+import attrs
+
+from pegboard.api.checkpoint import Checkpoint, StoredTensor
+from pegboard.api.model import RowOrder, WeightMap, WeightRule
+from pegboard.api.quant import SourceTensor
+from pegboard.errors import CheckpointError, PluginError
+
+__all__ = ["Found", "ResolvedWeights"]
+
+
+@attrs.frozen
+class Found:
+    """A stored tensor and how its rows are to be ordered."""
+
+    tensor: StoredTensor
+    row_order: RowOrder | None = None
+
+
+@attrs.frozen
+class _Origin:
+    """Where one rule takes a part from: tensors ``<module>.<suffix>``."""
+
+    module: str
+    row_order: RowOrder | None
+
+
+class ResolvedWeights:
+    """A weight map applied to the tensors of one checkpoint.
+
+    Several rules may name the same part (spellings of different times) as long as the file has only
+    one of them; one stored tensor may fill several parts.
+    """
+
+    def __init__(self, weight_map: WeightMap, checkpoint: Checkpoint, layers: int) -> None:
+        """`layers`: how many layers the configuration has. Raises `PluginError` for a rule that
+        contradicts itself."""
+        self.path = checkpoint.path
+        self.layers = layers
+        self._map = weight_map
+        self._tensors = checkpoint.tensors
+        self._origins = _expand(weight_map.rules, layers)
+        self._by_module = _by_module(checkpoint.tensors)
+
+    def sources(self, prefix: str, parts: int) -> tuple[tuple[SourceTensor, ...], ...]:
+        """Every stored tensor of each part of module `prefix`; a part of which nothing is stored
+        has none."""
+        return tuple(
+            tuple(
+                SourceTensor(tensor.name, tensor.stored_type, tuple(tensor.shape))
+                for origin in self._origins.get((prefix, part), ())
+                for _, tensor in sorted(self._by_module.get(origin.module, {}).items())
+            )
+            for part in range(parts)
+        )
+
+    def find(self, prefix: str, part: int, name: str) -> Found | None:
+        """The stored tensor for parameter `name` of a part, or None if the checkpoint has none.
+
+        Raises `CheckpointError` if it has two.
+        """
+        found = [
+            Found(tensors[name], origin.row_order)
+            for origin in self._origins.get((prefix, part), ())
+            if name in (tensors := self._by_module.get(origin.module, {}))
+        ]
+        if len(found) > 1:
+            names = " and ".join(repr(f.tensor.name) for f in found)
+            raise CheckpointError(f"{self.path}: {names} are both stored for {prefix}, part {part}")
+        return found[0] if found else None
+
+    def expected_names(self, prefix: str, part: int, name: str) -> tuple[str, ...]:
+        """Names under which the checkpoint could have stored a parameter, for error messages."""
+        origins = self._origins.get((prefix, part), ())
+        return tuple(f"{origin.module}.{name}" for origin in origins)
+
+    def skipped(self, used: Collection[str]) -> dict[str, str]:
+        """Tensors that are left out on purpose: reason by name."""
+        reasons = ((name, self._skip_reason(name)) for name in self._tensors if name not in used)
+        return {name: reason for name, reason in reasons if reason is not None}
+
+    def unexpected(self, used: Collection[str]) -> tuple[str, ...]:
+        """One phrase for each tensor that is neither used nor skipped."""
+        left = (name for name in self._tensors if name not in used)
+        return tuple(self._why_unused(name) for name in left if self._skip_reason(name) is None)
+
+    def _skip_reason(self, name: str) -> str | None:
+        matching = (skip.reason for skip in self._map.skips if fnmatchcase(name, skip.pattern))
+        return next(matching, None)
+
+    def _why_unused(self, name: str) -> str:
+        where = f"{name!r} (in {self._tensors[name].file})"
+        module = name.rpartition(".")[0]
+        for rule in self._map.rules:
+            match = re.fullmatch(_pattern(rule.source), module)
+            if match is None:
+                continue
+            if match.groups() and int(match[1]) >= self.layers:
+                layer = int(match[1])
+                return (
+                    f"{where} is of layer {layer}, but the configuration has {self.layers} layers"
+                )
+            return f"{where} has no place in this configuration of the model"
+        return f"{where} is unknown to the model"
+
+
+def _pattern(source: str) -> str:
+    """A regular expression for the names that a rule's source stands for."""
+    return re.escape(source).replace(re.escape("{i}"), r"(\d{1,9})", 1)
+
+
+def _expand(
+    rules: Iterable[WeightRule], layers: int
+) -> Mapping[tuple[str, int], tuple[_Origin, ...]]:
+    """Origins by (target, part), one entry per layer for rules with ``{i}``."""
+    origins: dict[tuple[str, int], list[_Origin]] = defaultdict(list)
+    for rule in rules:
+        counts = {rule.source.count("{i}"), rule.target.count("{i}")}
+        if counts not in ({0}, {1}):
+            raise PluginError(
+                f"weight rule {rule.source!r} -> {rule.target!r}: '{{i}}' must be in both names, "
+                f"once, or in neither"
+            )
+        for i in range(layers) if counts == {1} else (0,):
+            source, target = (name.replace("{i}", str(i)) for name in (rule.source, rule.target))
+            origins[target, rule.part].append(_Origin(source, rule.row_order))
+    return {key: tuple(dict.fromkeys(found)) for key, found in origins.items()}
+
+
+def _by_module(tensors: Mapping[str, StoredTensor]) -> Mapping[str, Mapping[str, StoredTensor]]:
+    """Tensors by the part of the name before the last dot, then by the rest."""
+    modules: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        module, _, suffix = name.rpartition(".")
+        modules[module][suffix] = tensor
+    return dict(modules)

@@ -1,0 +1,100 @@
+"""Sampling parameters refuse bad values with the field and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pegboard import SamplingParams
+from pegboard.errors import RequestError
+
+BAD: list[tuple[str, Any]] = [
+    ("n", 0),
+    ("n", 1.0),
+    ("temperature", -0.1),
+    ("temperature", float("nan")),
+    ("temperature", "1"),
+    ("top_p", 0.0),
+    ("top_p", 1.1),
+    ("top_k", -2),
+    ("top_k", True),
+    ("min_p", 1.5),
+    ("repetition_penalty", 0.0),
+    ("presence_penalty", 2.5),
+    ("frequency_penalty", -2.5),
+    ("seed", 2**63),
+    ("seed", "a"),
+    ("max_tokens", -1),
+    ("max_tokens", 0),
+    ("min_tokens", -1),
+    ("min_tokens", 17),
+    ("logprobs", 21),
+    ("logprobs", -2),
+    ("prompt_logprobs", 1.0),
+    ("stop", ""),
+    ("stop", ["", "x"]),
+    ("stop", 3),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", ["a"]),
+    ("allowed_token_ids", []),
+    ("logit_bias", {"5": 1.0}),
+    ("logit_bias", {-1: 1.0}),
+    ("logit_bias", {5: float("inf")}),
+    ("logit_bias", [5]),
+    ("ignore_eos", 1),
+    ("skip_special_tokens", None),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD)
+def test_a_bad_value_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=field) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        {},
+        {"temperature": 0},
+        {"top_k": -1},
+        {"stop": None},
+        {"stop": []},
+        {"stop": "x"},
+        {"stop": ["x", "y"]},
+        {"max_tokens": None, "min_tokens": 100},
+        {"max_tokens": 0, "prompt_logprobs": 0},
+        {"logprobs": -1},
+        {"logit_bias": {5: 1000.0}},
+        {"seed": -(2**63)},
+    ],
+)
+def test_a_good_value_is_kept(good: dict[str, Any]) -> None:
+    params = SamplingParams(**good)
+    assert {name: getattr(params, name) for name in good} == good
+
+
+def test_o07_no_stop_strings_means_none() -> None:
+    assert SamplingParams(stop=[]).stop_strings == SamplingParams(stop=None).stop_strings == ()
+
+
+def test_several_greedy_sequences_are_refused() -> None:
+    with pytest.raises(RequestError, match="n=2"):
+        SamplingParams(n=2, temperature=0)
+
+
+def test_stop_strings_need_text() -> None:
+    with pytest.raises(RequestError, match="detokenize"):
+        SamplingParams(stop="x", detokenize=False)
+
+
+def test_o08_min_tokens_above_max_tokens_is_refused() -> None:
+    with pytest.raises(RequestError, match="at most max_tokens"):
+        SamplingParams(min_tokens=5, max_tokens=4)
+
+
+def test_an_unknown_parameter_is_refused() -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        SamplingParams(temprature=1.0)  # type: ignore[call-arg]

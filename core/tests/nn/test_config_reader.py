@@ -1,0 +1,69 @@
+"""Reading raw configurations key by key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pegboard.errors import ConfigError, UnsupportedError
+from pegboard.nn import ConfigReader
+
+
+def reader(**raw: Any) -> ConfigReader:
+    return ConfigReader(raw, "file")
+
+
+def test_values_are_read_with_their_types() -> None:
+    read = reader(n=3, f=4.0, x=0.5, yes=True, word="silu", ids=[1, 2], none=None)
+    assert (read.integer("n"), read.integer("f"), read.number("x")) == (3, 4, 0.5)
+    assert read.flag("yes") is True
+    assert read.text("word", allowed=("silu",)) == "silu"
+    assert read.ids("ids") == (1, 2)
+    assert read.integer("none", 7) == 7
+    assert read.has("none")
+    assert not read.has("absent")
+
+
+@pytest.mark.parametrize(
+    ("method", "value"),
+    [
+        ("integer", True),
+        ("integer", 1.5),
+        ("integer", "3"),
+        ("integer", -1),
+        ("number", float("inf")),
+        ("number", 0),
+        ("number", True),
+        ("flag", 1),
+        ("text", 5),
+        ("ids", "2"),
+        ("ids", [1, True]),
+    ],
+)
+def test_a_wrong_type_names_key_and_value(method: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match="file: key="):
+        getattr(reader(key=value), method)("key")
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(ConfigError, match="file: key is missing"):
+        reader().integer("key")
+    with pytest.raises(ConfigError, match="file: key is missing"):
+        reader(key=None).text("key")
+
+
+def test_a_refused_key_passes_with_a_neutral_value_only() -> None:
+    neutral = {"scale": (1,), "gate": (False,)}
+    reader(scale=1.0, gate=False).refuse_unless(neutral)
+    reader(scale=None).refuse_unless(neutral)
+    with pytest.raises(UnsupportedError, match=r"scale=0\.5"):
+        reader(scale=0.5).refuse_unless(neutral)
+    with pytest.raises(UnsupportedError, match="scale=True"):
+        reader(scale=True).refuse_unless(neutral)
+
+
+def test_finish_names_what_nobody_looked_at() -> None:
+    read = reader(n=1, harmless=2, _private=3, odd=4)
+    read.integer("n")
+    assert read.finish({"harmless"}, ("_",)) == ("odd",)

@@ -1,0 +1,132 @@
+"""Reading ``config.json`` of Llama, Mistral and kin. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pegboard.api.model import ConfigInput
+from pegboard.errors import UnsupportedError
+from pegboard.nn import ConfigReader, RopeConfig, read_rope
+from pegboard_model_llama.settings import LlamaConfig, make_config, window_limit
+
+__all__ = ["from_hf"]
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    # Keys of kin that change the computation, with the values that change nothing.
+    "attention_multiplier": (),
+    "attn_logit_softcapping": (0,),
+    "clip_qkv": (),
+    "embedding_multiplier": (1,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (1,),
+    "logits_scaling": (1,),
+    "no_rope_layers": ([],),
+    "num_experts": (0, 1),
+    "num_local_experts": (0, 1),
+    "partial_rotary_factor": (1,),
+    "pretraining_tp": (1,),
+    "qk_norm": (False,),
+    "residual_multiplier": (1,),
+    "rope_interleaved": (False,),
+    "scale_depth": (),
+    "scale_emb": (1,),
+    "use_qk_norm": (False,),
+}
+
+HARMLESS = frozenset(
+    {
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "hidden_dropout",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "is_llama_config",
+        "max_sequence_length",
+        "model_type",
+        "pad_token_id",
+        "quantization_config",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "tokenizer_class",
+        "unk_token_id",
+        "use_cache",
+    }
+)
+HARMLESS_PREFIXES = ("_", "transformers", "output_", "return_")
+
+
+def from_hf(source: ConfigInput) -> LlamaConfig:
+    """Read a parsed file; see `pegboard_model_llama.config.read_config` for the errors."""
+    raw = source.raw
+    read = ConfigReader(raw, "config.json")
+    read.refuse_unless(REFUSED)
+    read.text("hidden_act", "silu", allowed=("silu", "swish"))
+    heads = read.integer("num_attention_heads")
+    rope = _single_rope(read, raw)
+    window = _sliding_window(read, source.architecture)
+    bias = read.flag("attention_bias", False)
+    config = make_config(
+        layers=read.integer("num_hidden_layers"),
+        hidden_size=read.integer("hidden_size"),
+        inner_size=read.integer("intermediate_size"),
+        heads=heads,
+        kv_heads=read.integer("num_key_value_heads", heads),
+        head_size=read.integer("head_dim", None),
+        vocab_size=read.integer("vocab_size"),
+        max_positions=read.integer("max_position_embeddings", 2048),
+        norm_eps=read.number("rms_norm_eps", 1e-6),
+        rope=rope,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=read.flag("mlp_bias", False),
+        tied=read.flag("tie_word_embeddings", False),
+        facts={
+            "eos_token_ids": read.ids("eos_token_id"),
+            "bos_token_id": next(iter(read.ids("bos_token_id")), None),
+            "stored_dtype": _hf_dtype(read),
+            "position_limit": window,
+        },
+    )
+    read.finish(HARMLESS, HARMLESS_PREFIXES)
+    return config
+
+
+def _hf_dtype(read: ConfigReader) -> str:
+    """`dtype`, which older files call `torch_dtype`; some write ``torch.bfloat16``."""
+    older = read.get("torch_dtype", "float32")
+    name = str(read.get("dtype", older)).removeprefix("torch.")
+    known = ("float32", "float16", "bfloat16")
+    if name not in known:
+        raise read.bad("dtype", name, "one of " + ", ".join(known))
+    return name
+
+
+def _single_rope(read: ConfigReader, raw: Any) -> RopeConfig:
+    """The rope settings, which must be the same for all layer types that occur."""
+    kinds = read.get("layer_types", ["full_attention"])
+    allowed = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or not set(kinds) <= set(allowed):
+        raise read.bad("layer_types", kinds, "a list of " + " and ".join(allowed))
+    ropes = {read_rope(raw, layer_type=kind) for kind in kinds}
+    if any(rope.partial != 1 for rope in ropes):
+        raise UnsupportedError("config.json: partial_rotary_factor other than 1 is not supported")
+    if len(ropes) != 1:
+        raise read.bad("rope_parameters", raw.get("rope_parameters"), "equal for all layers")
+    return ropes.pop()
+
+
+def _sliding_window(read: ConfigReader, architecture: str) -> tuple[int, str] | None:
+    """What the window allows, None if there is no window."""
+    # A Mistral file that leaves the key out means the 4096 of the first Mistral; null means none.
+    implied = (
+        4096 if architecture == "MistralForCausalLM" and not read.has("sliding_window") else None
+    )
+    used = read.flag("use_sliding_window", True)
+    window = read.integer("sliding_window", implied)
+    read.get("max_window_layers")
+    if window is None or not used:
+        return None
+    return window_limit(window)

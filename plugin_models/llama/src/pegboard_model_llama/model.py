@@ -1,0 +1,81 @@
+"""The wiring of the Llama family."""
+
+from __future__ import annotations
+
+import torch
+
+from pegboard.api.model import Batch, BuildContext
+from pegboard.errors import UnsupportedError
+from pegboard.nn import (
+    AttentionBlock,
+    AttentionShape,
+    DecoderLayer,
+    Embedding,
+    GatedMLP,
+    Head,
+    RMSNorm,
+    Rope,
+)
+from pegboard_model_llama.config import LlamaConfig
+
+__all__ = ["Llama", "build"]
+
+
+class Llama(torch.nn.Module):
+    """Embedding, decoder layers with pre-norm, final norm, head."""
+
+    def __init__(self, ctx: BuildContext) -> None:
+        super().__init__()
+        config: LlamaConfig = ctx.config
+        hidden, vocab = config.hidden_size, config.vocab_size
+        self.embed = Embedding(ctx, "embed", vocab, hidden, tied=config.tied)
+        self.rope = Rope(
+            ctx,
+            "rope",
+            config.rope,
+            config.head_size,
+            config.max_positions,
+            factors=config.rope_factors,
+        )
+        self.layers = torch.nn.ModuleList(
+            _decoder_layer(ctx, config, self.rope, layer) for layer in range(config.layers)
+        )
+        self.norm = RMSNorm(ctx, "norm", hidden, config.norm_eps)
+        self.head = Head(ctx, "head", vocab, hidden, tied=self.embed if config.tied else None)
+
+    def forward(self, batch: Batch, carry: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.embed(batch.ids, batch) if carry is None else carry
+        residual = None
+        for layer in self.layers:
+            x, residual = layer(x, residual, batch)
+        hidden: torch.Tensor = x if residual is None else x + residual
+        return hidden
+
+    def logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.norm(hidden, batch), batch)
+        return logits
+
+
+def _decoder_layer(ctx: BuildContext, config: LlamaConfig, rope: Rope, layer: int) -> DecoderLayer:
+    name, hidden = f"layers.{layer}", config.hidden_size
+    shape = AttentionShape(
+        hidden,
+        config.heads,
+        config.kv_heads,
+        config.head_size,
+        bias=config.qkv_bias,
+        output_bias=config.output_bias,
+    )
+    return DecoderLayer(
+        RMSNorm(ctx, f"{name}.attention_norm", hidden, config.norm_eps),
+        AttentionBlock(ctx, f"{name}.attention", shape, rope, config.slot_key(layer)),
+        RMSNorm(ctx, f"{name}.mlp_norm", hidden, config.norm_eps),
+        GatedMLP(ctx, f"{name}.mlp", hidden, config.inner_size, bias=config.mlp_bias),
+    )
+
+
+def build(ctx: BuildContext) -> Llama:
+    """Build the model without weights; the loader fills it."""
+    if ctx.layers is not None:
+        raise UnsupportedError("the llama family does not support pipeline parallelism yet")
+    return Llama(ctx)

@@ -1,0 +1,74 @@
+"""The family's configuration, whatever file it came from. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from pegboard.api.kv import FullAttentionSpec, KVSlot
+from pegboard.api.model import ModelFacts
+from pegboard.errors import ConfigError
+from pegboard.nn import RopeConfig
+
+__all__ = ["LlamaConfig", "make_config", "window_limit"]
+
+SLOT = "attention"
+
+
+@attrs.frozen(kw_only=True)
+class LlamaConfig:
+    """Sizes and switches of one model."""
+
+    facts: ModelFacts
+    layers: int
+    hidden_size: int
+    inner_size: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocab_size: int
+    max_positions: int
+    norm_eps: float
+    rope: RopeConfig
+    rope_factors: bool = False
+    """The checkpoint holds a divisor for each rope frequency."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    """On the product after attention."""
+    mlp_bias: bool = False
+    tied: bool = False
+    """The output head uses the embedding's weights."""
+
+    def slot_key(self, layer: int) -> str:
+        """Key of the cache slot of `layer`."""
+        return self.facts.kv_slots[layer].key
+
+
+def make_config(*, facts: dict[str, Any], head_size: int | None, **values: Any) -> LlamaConfig:
+    """Check what depends on several keys, derive what was left out."""
+    hidden, heads, kv_heads = values["hidden_size"], values["heads"], values["kv_heads"]
+    if head_size is None and hidden % heads:
+        raise ConfigError(f"hidden size {hidden} is not a multiple of the {heads} attention heads")
+    size = head_size or hidden // heads
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{heads} attention heads are not a multiple of {kv_heads} key-value heads"
+        )
+    if size % 2:
+        raise ConfigError(f"head size {size} is odd, so it cannot be rotated in pairs")
+    spec = FullAttentionSpec(kv_heads, size, "auto")
+    neutral = ModelFacts(
+        layers=values["layers"],
+        hidden_size=hidden,
+        vocab_size=values["vocab_size"],
+        max_positions=values["max_positions"],
+        kv_slots=tuple(KVSlot(layer, SLOT, spec) for layer in range(values["layers"])),
+        **facts,
+    )
+    return LlamaConfig(facts=neutral, head_size=size, **values)
+
+
+def window_limit(window: int) -> tuple[int, str]:
+    """Up to its own length a sliding window changes nothing, so it only limits the context."""
+    return window, f"sliding_window={window} and sliding-window attention is not supported yet"

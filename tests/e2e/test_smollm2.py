@@ -1,0 +1,112 @@
+"""The demo model, in exact arithmetic, against the reference implementation in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pegboard_testkit.near_tie import Comparison, assert_same, compare
+
+from pegboard import LLM, RequestOutput, SamplingParams
+
+PROMPTS = (
+    "The history of the printing press begins",
+    "Die Hauptstadt von Österreich ist",
+    "Il était une fois, dans une forêt lointaine,",
+    "def fibonacci(n):\n    ",
+    "La capital de España es Madrid y",
+    "水は摂氏百度で",
+    "Быстрая лиса прыгает через",
+    "1, 1, 2, 3, 5, 8, 13,",
+)
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2_path: Path) -> Any:
+    """The reference model, dequantised, on one thread pool with ours."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        str(smollm2_path.parent), gguf_file=smollm2_path.name, dtype=torch.float32
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def exact(smollm2_path: Path) -> Iterator[LLM]:
+    with LLM(str(smollm2_path), dtype="float32", max_model_len=512, max_num_seqs=8) as llm:
+        yield llm
+
+
+def reference_logprobs(model: Any, ids: list[int]) -> np.ndarray:
+    """``[len(ids), vocab]``: row i predicts token i + 1."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].double()
+        return torch.log_softmax(logits, -1).numpy()
+
+
+def check_outputs(model: Any, outputs: list[RequestOutput]) -> Comparison:
+    """Compare output tokens and prompt logprobs of all `outputs`."""
+    found = Comparison()
+    for output in outputs:
+        prompt, made = output.prompt_token_ids, output.outputs[0]
+        rows = reference_logprobs(model, prompt + made.token_ids)
+        assert made.logprobs is not None
+        own = [entry[token].logprob for entry, token in zip(made.logprobs, made.token_ids, strict=True)]
+        ahead = rows[len(prompt) - 1 : -1]
+        chosen = ahead[np.arange(len(ahead)), made.token_ids]
+        found = found.add(compare(chosen.tolist(), ahead.max(axis=1).tolist(), own))
+        if output.prompt_logprobs is not None:
+            check_prompt(output, rows)
+    return found
+
+
+def check_prompt(output: RequestOutput, rows: np.ndarray) -> None:
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    for place, entry in enumerate(output.prompt_logprobs[1:], 1):
+        assert entry is not None
+        for token, item in entry.items():
+            assert item.logprob == pytest.approx(rows[place - 1, token], abs=1e-3)
+
+
+def decode(llm: LLM, prompts: tuple[str, ...], tokens: int) -> list[RequestOutput]:
+    params = SamplingParams(
+        temperature=0.0, max_tokens=tokens, logprobs=0, prompt_logprobs=2, ignore_eos=True
+    )
+    return llm.generate(list(prompts), params, use_tqdm=False)
+
+
+def test_a_few_greedy_tokens_are_the_references(exact: LLM, reference: Any) -> None:
+    assert_same(check_outputs(reference, decode(exact, PROMPTS[:4], 6)))
+
+
+@pytest.mark.accept
+def test_eight_languages_of_greedy_tokens_are_the_references(exact: LLM, reference: Any) -> None:
+    found = check_outputs(reference, decode(exact, PROMPTS, 48))
+    assert found.positions == 8 * 48
+    assert_same(found)
+    print(found)
+
+
+def test_a_chat_answer_ends_at_the_models_end_id(exact: LLM) -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    (output,) = exact.chat(question, SamplingParams(temperature=0.0, max_tokens=24), use_tqdm=False)
+    assert "Paris" in output.outputs[0].text
+    assert output.outputs[0].finish_reason == "stop"
+    assert output.outputs[0].stop_reason is None
+
+
+def test_refused_requests_leave_the_engine_working(exact: LLM) -> None:
+    from pegboard.errors import RequestError
+
+    for bad in ("", [], [10**9], "word " * 600):
+        with pytest.raises(RequestError):
+            exact.generate(bad, use_tqdm=False)
+    (output,) = exact.generate("One, two,", SamplingParams(max_tokens=1), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 1
