@@ -15,10 +15,10 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from pegboard_testkit.near_tie import Comparison, assert_same, compare
 
 from pegboard import LLM, RequestOutput, SamplingParams
 from pegboard.testing.checkpoints import write_tiny_model
+from pegboard_testkit.near_tie import Comparison, assert_same, compare
 
 CONTEXT = 256
 LONGEST = 150
@@ -59,7 +59,9 @@ def compare_all(alone: LLM, outputs: list[RequestOutput]) -> Comparison:
     for output in outputs:
         made = output.outputs[0]
         assert made.logprobs is not None and made.finish_reason == "length"
-        own = [entry[token].logprob for entry, token in zip(made.logprobs, made.token_ids, strict=True)]
+        own = [
+            entry[token].logprob for entry, token in zip(made.logprobs, made.token_ids, strict=True)
+        ]
         found = found.add(compare(*scores(alone, output), own))
     return found
 
@@ -163,7 +165,9 @@ def test_preempted_requests_give_the_same_tokens(tiny: Path, alone: LLM, caching
     assert counts["preemptions"] > 0, "nothing was preempted"
 
 
-def sampled(path: Path, prompts: list[list[int]], params: SamplingParams, **options: Any) -> list[Any]:
+def sampled(
+    path: Path, prompts: list[list[int]], params: SamplingParams, **options: Any
+) -> list[Any]:
     with open_engine(path, num_gpu_blocks_override=64, **options) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
     return [[item.token_ids for item in output.outputs] for output in outputs]
@@ -214,7 +218,9 @@ def test_prompt_logprobs_are_right_under_chunking_and_caching(
             (output,) = llm.generate(prompt, params, use_tqdm=False)
             assert output.prompt_logprobs is not None and reference.prompt_logprobs is not None
             assert len(output.prompt_logprobs) == len(prompt)
-            for ours, theirs in zip(output.prompt_logprobs[1:], reference.prompt_logprobs[1:], strict=True):
+            for ours, theirs in zip(
+                output.prompt_logprobs[1:], reference.prompt_logprobs[1:], strict=True
+            ):
                 assert ours is not None and theirs is not None
                 for token in ours.keys() & theirs.keys():
                     assert ours[token].logprob == pytest.approx(theirs[token].logprob, abs=1e-3)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pegboard_testkit.near_tie import Comparison, assert_same, compare
 
 from pegboard import LLM, RequestOutput, SamplingParams
+from pegboard_testkit.near_tie import Comparison, assert_same, compare
 
 PROMPTS = (
     "The history of the printing press begins",
@@ -57,7 +57,9 @@ def check_outputs(model: Any, outputs: list[RequestOutput]) -> Comparison:
         prompt, made = output.prompt_token_ids, output.outputs[0]
         rows = reference_logprobs(model, prompt + made.token_ids)
         assert made.logprobs is not None
-        own = [entry[token].logprob for entry, token in zip(made.logprobs, made.token_ids, strict=True)]
+        own = [
+            entry[token].logprob for entry, token in zip(made.logprobs, made.token_ids, strict=True)
+        ]
         ahead = rows[len(prompt) - 1 : -1]
         chosen = ahead[np.arange(len(ahead)), made.token_ids]
         found = found.add(compare(chosen.tolist(), ahead.max(axis=1).tolist(), own))

@@ -1,4 +1,4 @@
-"""Pegboard: an LLM inference engine whose every model family, number format, kernel and device is a plugin.
+"""Pegboard: an LLM inference engine with a small core and a plugin for everything else.
 
 Names are imported when they are first used, so that the command line starts quickly.
 """

@@ -1,7 +1,7 @@
 """Every error that Pegboard raises on purpose.
 
-All derive from `PegboardError`; the message is one or two sentences for the person who can mend the cause. Errors that
-blame a value derive from `ValueError` too, so that callers may catch either.
+All derive from `PegboardError`; the message is one or two sentences for the person who can mend
+the cause. Errors that blame a value derive from `ValueError` too, so that callers may catch either.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class ResourceError(PegboardError, RuntimeError):
 
 
 class PluginError(PegboardError, RuntimeError):
-    """A plugin broke the rules of the framework: failed import, bad hook, wrong type, wrong level."""
+    """A plugin broke the rules of the framework: failed import, bad hook, wrong type, wrong
+    level."""
 
 
 class DuplicateError(PluginError):
@@ -67,7 +68,8 @@ class DuplicateError(PluginError):
 
 
 class MissingPluginError(PluginError):
-    """No loaded plugin provides what was asked for; the message says what would and why it is absent."""
+    """No loaded plugin provides what was asked for; the message says what would and why it is
+    absent."""
 
 
 class SelectionError(PluginError):

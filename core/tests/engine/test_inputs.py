@@ -78,9 +78,7 @@ def test_text_without_a_tokeniser_is_refused() -> None:
 @pytest.mark.parametrize(
     ("prompt", "tokens", "room"), [(8, 56, 56), (63, 1, 1), (63, None, 1), (8, None, 56)]
 )
-def test_o12_what_fits_the_context_is_accepted(
-    prompt: int, tokens: int | None, room: int
-) -> None:
+def test_o12_what_fits_the_context_is_accepted(prompt: int, tokens: int | None, room: int) -> None:
     inputs = processor()
     (request,) = inputs.requests(
         "r", inputs.tokenise([5] * prompt), SamplingParams(max_tokens=tokens)
@@ -132,9 +130,7 @@ def test_end_ids_are_the_models_and_the_requests() -> None:
     prompt = inputs.tokenise("abc")
     (request,) = inputs.requests("r", prompt, SamplingParams(stop_token_ids=[9, 7]))
     assert request.end_ids == [2, 7, 9]
-    (request,) = inputs.requests(
-        "r", prompt, SamplingParams(stop_token_ids=[9], ignore_eos=True)
-    )
+    (request,) = inputs.requests("r", prompt, SamplingParams(stop_token_ids=[9], ignore_eos=True))
     assert request.end_ids == [9]
 
 

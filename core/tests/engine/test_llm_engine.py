@@ -172,7 +172,9 @@ def test_logprobs_add_up() -> None:
     (item,) = run(llm)["a"].outputs
     assert item.logprobs is not None and item.cumulative_logprob is not None
     assert [list(entry) for entry in item.logprobs] == [[token] for token in item.token_ids]
-    total = sum(entry[token].logprob for entry, token in zip(item.logprobs, item.token_ids, strict=True))
+    total = sum(
+        entry[token].logprob for entry, token in zip(item.logprobs, item.token_ids, strict=True)
+    )
     assert item.cumulative_logprob == pytest.approx(total)
 
 

@@ -74,7 +74,9 @@ def drive(seed: int, operations: int, blocks: int) -> Counter[str]:
     pool, naive = BlockPool(blocks), NaivePool(blocks)
     held: list[list[int]] = []
     for _ in range(operations):
-        action = rng.choice(["take", "take", "free", "free", "touch", "file", "file", "evict", "hit"])
+        action = rng.choice(
+            ["take", "take", "free", "free", "touch", "file", "file", "evict", "hit"]
+        )
         if action == "take" and naive.order:
             count = rng.randint(1, min(4, len(naive.order)))
             taken = [block.id for block in pool.take(count)]

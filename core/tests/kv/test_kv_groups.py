@@ -48,7 +48,10 @@ def test_a_sharing_slot_takes_no_room() -> None:
         ([KVSlot(0, "self", SMALL), KVSlot(0, "self", SMALL)], "'0.self' is declared twice"),
         ([KVSlot(0, "self")], "'0.self' must have either"),
         ([KVSlot(0, "self", SMALL, shares="1.self"), KVSlot(1, "self", SMALL)], "must have either"),
-        ([KVSlot(0, "self", SMALL), KVSlot(1, "self", shares="7.self")], "shares='7.self'.*: 0.self"),
+        (
+            [KVSlot(0, "self", SMALL), KVSlot(1, "self", shares="7.self")],
+            "shares='7.self'.*: 0.self",
+        ),
         ([KVSlot(0, "self", shares="0.self")], "shares='0.self'.*none"),
     ],
 )

@@ -48,7 +48,11 @@ def test_hashes_are_equal_in_processes_with_different_hash_seeds_o15() -> None:
     for seed in ("0", "1", "4242"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", SCRIPT],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         printed.add(done.stdout)
     assert len(printed) == 1
@@ -90,7 +94,9 @@ def test_hashes_can_be_extended_block_by_block() -> None:
     assert hashes == chain()
 
 
-@pytest.mark.parametrize(("field", "values"), [("salt", (None, "", "a", "b")), ("adapter", (None, "", "a"))])
+@pytest.mark.parametrize(
+    ("field", "values"), [("salt", (None, "", "a", "b")), ("adapter", (None, "", "a"))]
+)
 def test_salt_and_adapter_change_every_block(field: str, values: tuple[str | None, ...]) -> None:
     chains = [chain(**{field: value}) for value in values]  # type: ignore[arg-type]
     for block in zip(*chains, strict=True):
@@ -143,7 +149,9 @@ def test_an_item_that_spans_blocks_is_in_each_of_them() -> None:
 
 @given(
     cut=st.integers(1, 5),
-    media=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20), st.binary(min_size=1, max_size=9))),
+    media=st.lists(
+        st.tuples(st.integers(0, 60), st.integers(1, 20), st.binary(min_size=1, max_size=9))
+    ),
 )
 def test_two_lists_of_items_never_share_an_encoding(cut: int, media: list[MediaSpan]) -> None:
     shifted = tuple((offset, length, digest[:-1]) for offset, length, digest in media[:cut])

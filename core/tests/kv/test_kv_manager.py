@@ -30,7 +30,9 @@ def compute(kv: KVManager, request: KVRequest, tokens: int) -> None:
 
 
 @pytest.mark.parametrize(("prompt", "expected"), [(31, 16), (32, 16), (33, 32), (16, 0), (17, 16)])
-def test_a_hit_is_whole_blocks_and_leaves_a_token_to_compute_o17(prompt: int, expected: int) -> None:
+def test_a_hit_is_whole_blocks_and_leaves_a_token_to_compute_o17(
+    prompt: int, expected: int
+) -> None:
     kv = make()
     compute(kv, open_request(kv, 48), 48)
     assert kv.match(open_request(kv, prompt), prompt - 1).tokens == expected
@@ -116,7 +118,9 @@ def test_a_hit_is_what_all_groups_have() -> None:
 
 
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize(("prompt", "full", "copied"), [(33, 2, 0), (34, 2, 1), (48, 2, 15), (1, 0, 0)])
+@pytest.mark.parametrize(
+    ("prompt", "full", "copied"), [(33, 2, 0), (34, 2, 1), (48, 2, 15), (1, 0, 0)]
+)
 def test_a_fork_shares_full_blocks_and_copies_the_begun_one(
     caching: bool, prompt: int, full: int, copied: int
 ) -> None:

@@ -37,6 +37,7 @@ class SumKernel:
         for row, (length, blocks) in enumerate(zip(step.kv_lens, step.block_lists, strict=True)):
             used = -(-length // BLOCK)
             assert step.block_table[row, :used].tolist() == list(blocks[:used])
+            assert not step.block_table[row, len(blocks) :].any(), "unused places must hold 0"
             begin, end = step.query_starts[row : row + 2].tolist()
             assert end - begin == step.query_lens[row]
         assert step.kv_lens_device.tolist() == list(step.kv_lens)

@@ -76,7 +76,9 @@ def test_a_slot_freed_and_given_away_in_one_plan_belongs_to_the_new_request(driv
     assert result.token_ids == [driver.model.greedy([7, 7], 1)]
     assert not result.logprobs
     assert not result.prompt_logprobs
-    assert driver.generate(0, 6) == driver.model.greedy([7, 7], 7)[1:]
+    driver.add(1, PROMPT)  # a longer row, so that the step's table is wider than the new request
+    driver.step({0: 1, 1: 11})
+    assert driver.generate(0, 5) == driver.model.greedy([7, 7], 7)[2:]
 
 
 @pytest.mark.parametrize("shape", ["token-major", "block-last"])
@@ -114,13 +116,16 @@ def test_a_copy_carries_only_the_tokens_asked_for(driver):
 
 
 def test_after_a_resync_only_the_new_rows_count(driver):
-    driver.add(0, PROMPT, frequency_penalty=1.0)
+    driver.add(0, PROMPT, frequency_penalty=1.0, prompt_logprobs=1)
     driver.add(1, [5])
     driver.step({0: 11, 1: 1})
     output = driver.model.greedy([5], 1)
     driver.resync = True
     driver.add(1, [5], output=output, blocks=driver.held[1], computed=1)
     assert driver.generate(1, 4) == driver.model.greedy([5], 5)[1:]
+    slots = driver.runner._slots
+    assert not slots.prompts
+    assert not any(blocks for slot, blocks in enumerate(slots.block_lists[0]) if slot != 1)
 
 
 def test_sampled_tokens_reach_the_next_step_without_the_host(driver):

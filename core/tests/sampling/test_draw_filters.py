@@ -114,10 +114,10 @@ def test_top_p_is_right_where_few_or_almost_all_of_a_large_vocabulary_are_kept(m
     assert (np.count_nonzero(expected) > vocab / 2) == (spread < 1)
 
 
-def test_the_extremes_of_the_draw_take_the_first_and_last_possible_token(make_rows):
+def test_the_ends_and_borders_of_the_draw_take_possible_tokens(make_rows):
     logits = torch.tensor([[-float("inf"), 0.0, 0.0, -float("inf")]])
     random = make_rows(4, [{}]).random
-    for uniform, token in ((2.0**-53, 1), (1 - 2.0**-53, 2)):
+    for uniform, token in ((2.0**-53, 1), (0.5, 2), (1 - 2.0**-53, 2)):
         random.uniforms[0] = uniform
         assert draw(logits, random).tolist() == [token]
 

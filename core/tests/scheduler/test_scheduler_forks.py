@@ -19,7 +19,12 @@ def family(
     prompt = [(7 * i) % 97 for i in range(tokens)]
     return [
         toy_request(
-            f"c{child}", prompt, max_tokens, params=params, seed=3, child=child,
+            f"c{child}",
+            prompt,
+            max_tokens,
+            params=params,
+            seed=3,
+            child=child,
             parent="c0" if child else None,
         )  # fmt: skip
         for child in range(n)
@@ -220,7 +225,9 @@ def test_a_child_of_a_waiting_child_waits_for_the_same_leader() -> None:
     requests = family(n=3)
     requests[2].parent = "c1"
     toy = start(requests, enable_prefix_caching=False)
+    toy.scheduler.check()
     toy.run()
+    assert [plan.rows for plan in toy.plans[:2]] == [1, 3]
     assert_texts(toy, requests)
     assert prompt_tokens(toy, 40) == 42
 

@@ -86,6 +86,18 @@ def test_admission_leaves_the_watermark() -> None:
     assert lone.plans[0].rows == 1, "a request alone may use every block"
 
 
+def test_admission_looks_at_the_whole_prompt_not_only_at_its_first_chunk() -> None:
+    toy = engine(blocks=11, watermark=0.0, max_num_batched_tokens=16, enable_prefix_caching=False)
+    toy.add(toy_request("a", prompt(16 * 2), max_tokens=40))
+    toy.step()
+    toy.step()
+    toy.add(toy_request("b", prompt(16 * 9, 40), max_tokens=1))
+    toy.step()
+    assert toy.plans[-1].rows == 1, "8 blocks are left, the prompt needs 9"
+    toy.run()
+    assert toy.scheduler.stats().preemptions == 0
+
+
 def test_blocks_arrive_as_differences() -> None:
     toy = engine(block_size=8)
     toy.add(toy_request("a", prompt(8), max_tokens=10))
@@ -105,6 +117,7 @@ def test_the_last_request_is_preempted_and_keeps_its_place() -> None:
         toy.add(request)
     while not toy.scheduler.stats().preemptions:
         toy.step()
+    assert toy.plans[-1].new_rows == [], "a step that preempts must not admit"
     late = toy_request("late", prompt(3, 80), max_tokens=1)
     toy.add(late)
     assert len(toy.plans[-1].freed_slots) == 1
@@ -197,7 +210,9 @@ def test_without_chunks_a_preempted_request_longer_than_a_step_comes_back() -> N
     for request in requests:
         toy.add(request)
     toy.run()
-    longest = max(len(row.prompt_ids) + len(row.output_ids) for p in toy.plans for row in p.new_rows)
+    longest = max(
+        len(row.prompt_ids) + len(row.output_ids) for p in toy.plans for row in p.new_rows
+    )
     assert longest > 20, "no request outgrew the budget before it was preempted"
     for request in requests:
         assert toy.told[request.request_id].token_ids == toy_generate(request)

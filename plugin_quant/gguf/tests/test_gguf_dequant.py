@@ -9,6 +9,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES
 
 from pegboard.errors import UnsupportedError
+from pegboard_quant_gguf import pegboard_quant_formats
 from pegboard_quant_gguf.dequant import DEQUANTISERS, dequantise_rows
 from pegboard_quant_gguf.testing import quantise_rows
 from pegboard_quant_gguf.types import TYPES, TYPES_BY_NAME
@@ -57,6 +58,11 @@ def test_plain_types_are_widened() -> None:
 def test_a_type_without_function_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="Q6_K is not supported by this version"):
         dequantise_rows(torch.zeros(1, 210, dtype=torch.uint8), "Q6_K")
+
+
+def test_every_type_that_is_declared_has_a_function() -> None:
+    (declared,) = pegboard_quant_formats()
+    assert set(declared.stored_types) == set(DEQUANTISERS)
 
 
 def test_the_table_of_types_is_the_published_one() -> None:

@@ -166,7 +166,7 @@ def test_shards_add_up_to_the_whole_product() -> None:
         assert method is not None
         shard = {"weight": [weights["weight"][0][32 * rank : 32 * rank + 32]]}
         halves.append(method.apply(method.finalise(shard, None), x))
-    torch.testing.assert_close(torch.cat(halves, 1), whole)
+    assert torch.allclose(torch.cat(halves, 1), whole, atol=1e-5)
 
 
 def test_plain_layers_are_left_to_the_core() -> None:
@@ -196,7 +196,7 @@ def test_the_fast_layouts_agree_with_rows_as_stored(kernel: Any) -> None:
     raw = stored_rows(stored_type, 300, torch.float32, 3)
     plain, x = RawRows(stored_type), torch.randn(5, INPUTS)
     expected = plain.multiply(plain.prepare(raw), x, 300)
-    torch.testing.assert_close(kernel.multiply(kernel.prepare(raw), x, 300), expected)
+    assert torch.allclose(kernel.multiply(kernel.prepare(raw), x, 300), expected, atol=1e-4)
     ids = torch.tensor([299, 5])
     assert torch.equal(kernel.rows(kernel.prepare(raw), ids), plain.rows(plain.prepare(raw), ids))
 

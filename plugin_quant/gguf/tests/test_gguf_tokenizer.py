@@ -155,6 +155,12 @@ TEXTS = [
 """Without digits: transformers reads the file's vocabulary as if digits were not cut apart."""
 
 
+@pytest.fixture(scope="module")
+def demo(smollm2_path: Path) -> Tokenizer:
+    """The demo model's tokeniser."""
+    return Tokenizer.from_spec(open_checkpoint(str(smollm2_path)).tokenizer())
+
+
 @pytest.mark.accept
 @pytest.mark.model
 def test_the_demo_model_gives_the_ids_of_transformers(smollm2_path: Path) -> None:
@@ -174,27 +180,23 @@ def test_the_demo_model_gives_the_ids_of_transformers(smollm2_path: Path) -> Non
 
 
 @pytest.mark.model
-def test_the_demo_model_decodes_every_token(smollm2_path: Path) -> None:
-    checkpoint = open_checkpoint(str(smollm2_path))
-    tokenizer = Tokenizer.from_spec(checkpoint.tokenizer())
+def test_the_demo_model_decodes_every_token(smollm2_path: Path, demo: Tokenizer) -> None:
     decoder = ByteLevel()
-    tokens = checkpoint.files.metadata["tokenizer.ggml.tokens"]
-    assert len(tokens) == tokenizer.vocab_size
+    tokens = open_checkpoint(str(smollm2_path)).files.metadata["tokenizer.ggml.tokens"]
+    assert len(tokens) == demo.vocab_size
     for token_id in range(17, len(tokens)):
-        assert tokenizer.decode([token_id]) == decoder.decode([tokens[token_id]])
+        assert demo.decode([token_id]) == decoder.decode([tokens[token_id]])
 
 
 @pytest.mark.model
-def test_the_demo_model_gives_text_back_exactly(smollm2_path: Path) -> None:
-    tokenizer = Tokenizer.from_spec(open_checkpoint(str(smollm2_path)).tokenizer())
+def test_the_demo_model_gives_text_back_exactly(demo: Tokenizer) -> None:
     for text in (*TEXTS, "1234,5 x10\n"):
-        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+        assert demo.decode(demo.encode(text), skip_special_tokens=False) == text
 
 
 @pytest.mark.model
-def test_the_demo_model_cuts_digits_apart(smollm2_path: Path) -> None:
-    tokenizer = Tokenizer.from_spec(open_checkpoint(str(smollm2_path)).tokenizer())
-    assert [tokenizer.decode([i]) for i in tokenizer.encode("in 2024")] == ["in", " ", *"2024"]
+def test_the_demo_model_cuts_digits_apart(demo: Tokenizer) -> None:
+    assert [demo.decode([i]) for i in demo.encode("in 2024")] == ["in", " ", *"2024"]
 
 
 @pytest.fixture(scope="module")

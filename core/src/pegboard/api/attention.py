@@ -1,7 +1,8 @@
 """Surface *attention*: kernels over the paged KV cache.
 
-Called by: the runner, in the process that holds the device. `plan` once per step and group, then `forward` once per
-layer with what `plan` returned. A backend may not keep state between steps other than scratch memory.
+Called by: the runner, in the process that holds the device. `plan` once per step and group, then
+`forward` once per layer with what `plan` returned. A backend may not keep state between steps
+other than scratch memory.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
 
-from pegboard.api.descriptor import LazyRef
+from pegboard.api.descriptor import LazyRef, lazy_ref
 
 if TYPE_CHECKING:
     import torch
@@ -32,12 +33,12 @@ __all__ = [
 class AttentionBackend:
     """Descriptor. `kernel` refers to ``(ctx: AttentionContext) -> AttentionKernel``.
 
-    Empty tuples mean "any". Selection tries backends by falling `priority` and collects, for its error message, the
-    reason why each one does not serve.
+    Empty tuples mean "any". Selection tries backends by falling `priority` and collects, for its
+    error message, the reason why each one does not serve.
     """
 
     name: str
-    kernel: LazyRef = attrs.field(converter=LazyRef.of)
+    kernel: LazyRef = attrs.field(converter=lazy_ref)
     platforms: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ("full",)
     dtypes: tuple[str, ...] = ()
@@ -45,7 +46,8 @@ class AttentionBackend:
     head_sizes: tuple[int, ...] = ()
     block_sizes: tuple[int, ...] = ()
     features: frozenset[str] = frozenset()
-    """Of ``sinks``, ``soft_cap``, ``non_causal``, ``tree_mask``, ``shared_prefix``, ``batch_invariant``."""
+    """Of ``sinks``, ``soft_cap``, ``non_causal``, ``tree_mask``, ``shared_prefix``,
+    ``batch_invariant``."""
     capture: Literal["whole", "piecewise", "none"] = "none"
     """Into which kind of device graph its calls may be recorded."""
     fused_kv_write: bool = True
@@ -86,8 +88,10 @@ class AttentionLayer:
 class AttentionStep:
     """The rows of one step as one group sees them: R requests, T query tokens in request order.
 
-    Row r has ``query_lens[r]`` query tokens, the last of ``kv_lens[r]`` tokens known after this step; its tokens lie in
-    ``block_table[r, : ceil(kv_lens[r] / block_size)]``. Host lists and tensors hold the same values.
+    Row r has ``query_lens[r]`` query tokens, the last of ``kv_lens[r]`` tokens known after this
+    step; its tokens lie in
+    ``block_table[r, : ceil(kv_lens[r] / block_size)]``. Host lists and tensors hold the same
+    values.
     """
 
     query_lens: Sequence[int]
@@ -101,12 +105,14 @@ class AttentionStep:
     block_table: torch.Tensor
     """int32 [R, most blocks of a row]; unused places hold 0, the null block."""
     slots: torch.Tensor
-    """int64 [T]: ``block id * block size + offset`` where each query token's key and value are stored."""
+    """int64 [T]: ``block id * block size + offset`` where each query token's key and value are
+    stored."""
 
 
 @attrs.frozen(eq=False)
 class AttentionInputs:
-    """Full, sliding and chunked attention: ``query [T, heads, dim]``, ``key`` and ``value [T, kv_heads, dim]``."""
+    """Full, sliding and chunked attention: ``query [T, heads, dim]``, ``key`` and ``value [T,
+    kv_heads, dim]``."""
 
     query: torch.Tensor
     key: torch.Tensor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from pegboard.api.descriptor import LazyRef
+from pegboard.api.descriptor import LazyRef, lazy_ref
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +35,8 @@ class CheckpointSource:
 
     name: str
     """Kind of the checkpoint, ``"hf"`` or ``"gguf"``; families key their name maps by it."""
-    probe: LazyRef = attrs.field(converter=LazyRef.of)
-    open: LazyRef = attrs.field(converter=LazyRef.of)
+    probe: LazyRef = attrs.field(converter=lazy_ref)
+    open: LazyRef = attrs.field(converter=lazy_ref)
     stored_types: tuple[str, ...] = ()
     """Stored types that only this kind of file has, for ``pegboard plugins list``."""
 

@@ -10,7 +10,8 @@ import attrs
 __all__ = ["PluginContext", "ProcessRole"]
 
 ProcessRole = Literal["front", "engine", "worker"]
-"""Where code runs: the process that takes requests, the one that plans steps, or one that holds a device."""
+"""Where code runs: the process that takes requests, the one that plans steps, or one that holds a
+device."""
 
 
 @attrs.frozen

@@ -1,7 +1,7 @@
 """What a plugin hands to the board: frozen descriptors whose heavy part is a lazy reference.
 
-Called by: the plugin framework, once at start-up. A hook returns descriptors; nothing of what they describe is
-imported until the engine needs it, so listing plugins stays quick.
+Called by: the plugin framework, once at start-up. A hook returns descriptors; nothing of what they
+describe is imported until the engine needs it, so listing plugins stays quick.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import attrs
 
 from pegboard.errors import PluginError
 
-__all__ = ["Descriptor", "LazyRef"]
+__all__ = ["Descriptor", "LazyRef", "lazy_ref"]
 
 
 @attrs.frozen
@@ -27,12 +27,9 @@ class LazyRef:
         module, colon, attribute = value.partition(":")
         parts = (*module.split("."), *attribute.split("."))
         if not colon or not all(part.isidentifier() for part in parts):
-            raise PluginError(f"lazy reference {value!r} is not of the form 'package.module:attribute'")
-
-    @classmethod
-    def of(cls, value: str | LazyRef) -> LazyRef:
-        """Accept a plain string where a reference is wanted (an attrs converter)."""
-        return value if isinstance(value, cls) else cls(str(value))
+            raise PluginError(
+                f"lazy reference {value!r} is not of the form 'package.module:attribute'"
+            )
 
     def load(self) -> Any:
         """Import the module and return the attribute.
@@ -43,10 +40,14 @@ class LazyRef:
         try:
             value: Any = importlib.import_module(module_name)
         except Exception as error:
-            raise PluginError(f"cannot import {self.target!r}: {type(error).__name__}: {error}") from error
+            raise PluginError(
+                f"cannot import {self.target!r}: {type(error).__name__}: {error}"
+            ) from error
         for part in attribute.split("."):
             if not hasattr(value, part):
-                raise PluginError(f"{module_name!r} has no attribute {part!r} (from {self.target!r})")
+                raise PluginError(
+                    f"{module_name!r} has no attribute {part!r} (from {self.target!r})"
+                )
             value = getattr(value, part)
         return value
 
@@ -54,12 +55,18 @@ class LazyRef:
         return self.target
 
 
+def lazy_ref(value: str | LazyRef) -> LazyRef:
+    """Accept a plain string where a reference is wanted (an attrs converter)."""
+    return value if isinstance(value, LazyRef) else LazyRef(value)
+
+
 @runtime_checkable
 class Descriptor(Protocol):
     """What every descriptor has.
 
-    `name` is unique in its surface. `claims()` are further strings unique in the surface (architectures of a model
-    family, checkpoint method names of a quantisation); a second plugin with the same name or claim is refused.
+    `name` is unique in its surface. `claims()` are further strings unique in the surface
+    (architectures of a model family, checkpoint method names of a quantisation); a second plugin
+    with the same name or claim is refused.
     """
 
     @property

@@ -1,7 +1,8 @@
-"""Surface *executor*: the only thing of the engine that reaches tensors. It owns runners, here or elsewhere.
+"""Surface *executor*: the only thing of the engine that reaches tensors. It owns runners, here or
+elsewhere.
 
-Called by: `EngineCore`. Order: `load`, `kv_slots`, `profile`, `allocate`, `warm_up`, then `execute` for each step, at
-last `close`.
+Called by: `EngineCore`. Order: `load`, `kv_slots`, `profile`, `allocate`, `warm_up`, then
+`execute` for each step, at last `close`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ class MemoryProfile(msgspec.Struct):
     """Most bytes that a cache should take unless the user asks for more; None for no such limit."""
 
     def cache_bytes(self, utilization: float) -> int:
-        """Bytes left for the KV cache: the usable share of the device less weights and activations."""
-        usable = min(int(self.total * utilization) - self.weights, self.free) - self.peak_activations
+        """Bytes left for the KV cache: the usable share of the device less weights and
+        activations."""
+        usable = (
+            min(int(self.total * utilization) - self.weights, self.free) - self.peak_activations
+        )
         usable = max(0, usable)
         return usable if self.cache_limit is None else min(usable, self.cache_limit)
 
@@ -67,7 +71,8 @@ class Executor(Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """Device, attention backend per group, op choices: plain values for banner and bug reports."""
+        """Device, attention backend per group, op choices: plain values for banner and bug
+        reports."""
         ...
 
     def close(self) -> None: ...

@@ -1,16 +1,19 @@
 """Every hook that a plugin module may implement. This page is the manual.
 
-A plugin is a distribution with an entry point in one of the groups ``pegboard.models``, ``pegboard.quant``,
-``pegboard.attention``, ``pegboard.platforms``, ``pegboard.connectors`` or ``pegboard.plugins`` (everything else). The
-entry point names a module; the module's functions marked with `hookimpl` are its hooks. A module may implement any of
-the hooks below, whatever its group.
+A plugin is a distribution with an entry point in one of the groups ``pegboard.models``,
+``pegboard.quant``,
+``pegboard.attention``, ``pegboard.platforms``, ``pegboard.connectors`` or ``pegboard.plugins``
+(everything else). The entry point names a module; the module's functions marked with `hookimpl`
+are its hooks. A module may implement any of the hooks below, whatever its group.
 
 Rules for all hooks:
 
-* Called once per process at start-up, in the front end and in each engine process; never in the step loop.
+* Called once per process at start-up, in the front end and in each engine process; never in the
+step loop.
 * Must be quick and must not import torch: return descriptors with lazy references.
 * May take fewer arguments than the specification, also none.
-* May fail: the plugin is then rolled back as a whole and shown as failed; it is fatal only if the run needs it.
+* May fail: the plugin is then rolled back as a whole and shown as failed; it is fatal only if the
+run needs it.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ class Hooks:
 
     @hookspec
     def pegboard_model_families(self, ctx: PluginContext) -> Iterable[ModelFamily]:
-        """Model families: configuration reader, module builder and weight map for a set of architectures."""
+        """Model families: configuration reader, module builder and weight map for a set of
+        architectures."""
         return ()
 
     @hookspec

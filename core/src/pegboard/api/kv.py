@@ -1,8 +1,9 @@
 """KV cache as data: what a layer stores, how layers form groups, how big a page is.
 
-A *slot* is one thing a layer caches (self-attention keys and values, cross-attention, a recurrent state); a layer may
-have any number of them. Slots with equal specifications form a *group*; all slots of a group use the same block table.
-The scheduler and the KV manager know groups only, never layers or model names.
+A *slot* is one thing a layer caches (self-attention keys and values, cross-attention, a recurrent
+state); a layer may have any number of them. Slots with equal specifications form a *group*; all
+slots of a group use the same block table. The scheduler and the KV manager know groups only, never
+layers or model names.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class KVGroup:
 class KVLayout:
     """Order of axes of a slot's storage, outermost first.
 
-    Axes: ``block``, ``kv`` (0 keys, 1 values), ``token``, ``head``, ``dim``. A backend offers layouts in order of
-    preference; the first one that platform and connector accept is taken.
+    Axes: ``block``, ``kv`` (0 keys, 1 values), ``token``, ``head``, ``dim``. A backend offers
+    layouts in order of preference; the first one that platform and connector accept is taken.
     """
 
     name: str
@@ -116,7 +117,8 @@ class KVLayout:
 
 @attrs.frozen
 class KVCacheConfig:
-    """The decided cache: groups and how many blocks the pool has, block 0 (the null block) included."""
+    """The decided cache: groups and how many blocks the pool has, block 0 (the null block)
+    included."""
 
     groups: tuple[KVGroup, ...]
     num_blocks: int

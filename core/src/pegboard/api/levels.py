@@ -1,8 +1,9 @@
 """The API level of each surface.
 
-Level 0: may change with every release, so a plugin of level 0 declares ``PEGBOARD_API = {"model": 0}`` and depends on
-the exact version of ``pegboard-core``. From level 1 on, the core runs plugins of level N and N-1. The declaration is a
-literal in the module that the entry point names; it is read from the syntax tree, without an import.
+Level 0: may change with every release, so a plugin of level 0 declares ``PEGBOARD_API = {"model":
+0}`` and depends on the exact version of ``pegboard-core``. From level 1 on, the core runs plugins
+of level N and N-1. The declaration is a literal in the module that the entry point names; it is
+read from the syntax tree, without an import.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Surface *model family*: one way of wiring blocks into a model, and how checkpoints name its parts.
+"""Surface *model family*: one way of wiring blocks into a model, and how checkpoints name its
+parts.
 
-Called by: the engine at start-up. `config` runs in the front end and in the engine (no torch there), `weights` and
-`build` in the process that holds the device. A family knows nothing of scheduling, paging, devices or file formats.
+Called by: the engine at start-up. `config` runs in the front end and in the engine (no torch
+there), `weights` and
+`build` in the process that holds the device. A family knows nothing of scheduling, paging, devices
+or file formats.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from pegboard.api.descriptor import LazyRef
+from pegboard.api.descriptor import LazyRef, lazy_ref
 from pegboard.api.kv import KVSlot
 
 if TYPE_CHECKING:
@@ -41,7 +44,8 @@ __all__ = [
 
 @attrs.frozen
 class Abilities:
-    """What a family can do beyond plain generation. The core selects by it and says why it refused."""
+    """What a family can do beyond plain generation. The core selects by it and says why it
+    refused."""
 
     tensor_parallel: bool = False
     pipeline_parallel: bool = False
@@ -55,21 +59,24 @@ class Abilities:
 class ModelFamily:
     """Descriptor.
 
-    `config`: ``(source: ConfigInput) -> FamilyConfig``. `weights`: ``(config, kind: str) -> WeightMap``. `build`:
+    `config`: ``(source: ConfigInput) -> FamilyConfig``. `weights`: ``(config, kind: str) ->
+    WeightMap``. `build`:
     ``(ctx: BuildContext) -> LanguageModel``.
     """
 
     name: str
     architectures: Mapping[str, tuple[str, ...]]
     """Names by kind of checkpoint: ``{"hf": ("LlamaForCausalLM",), "gguf": ("llama",)}``."""
-    config: LazyRef = attrs.field(converter=LazyRef.of)
-    weights: LazyRef = attrs.field(converter=LazyRef.of)
-    build: LazyRef = attrs.field(converter=LazyRef.of)
+    config: LazyRef = attrs.field(converter=lazy_ref)
+    weights: LazyRef = attrs.field(converter=lazy_ref)
+    build: LazyRef = attrs.field(converter=lazy_ref)
     abilities: Abilities = Abilities()
 
     def claims(self) -> tuple[str, ...]:
         """``"<kind>:<architecture>"`` for each architecture."""
-        return tuple(f"{kind}:{name}" for kind, names in self.architectures.items() for name in names)
+        return tuple(
+            f"{kind}:{name}" for kind, names in self.architectures.items() for name in names
+        )
 
 
 @attrs.frozen
@@ -82,7 +89,8 @@ class ConfigInput:
     tensor_names: frozenset[str] = frozenset()
     """For formats that say some things only by the presence of a tensor."""
     tensor_shapes: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
-    """Logical shapes by name, where the source has them; for sizes that old files state nowhere else."""
+    """Logical shapes by name, where the source has them; for sizes that old files state nowhere
+    else."""
 
 
 @attrs.frozen
@@ -101,8 +109,8 @@ class ModelFacts:
     stored_dtype: str = "float32"
     """Dtype that the checkpoint names, by torch name; used for ``dtype="auto"``."""
     position_limit: tuple[int, str] | None = None
-    """``(tokens, reason)``: a longer context would need a feature that is not built, for example a sliding window.
-    A `max_model_len` above it is refused with the reason."""
+    """``(tokens, reason)``: a longer context would need a feature that is not built, for example a
+    sliding window. A `max_model_len` above it is refused with the reason."""
 
 
 class FamilyConfig(Protocol):
@@ -124,8 +132,8 @@ class RowOrder(Protocol):
 class WeightRule:
     """Stored tensors ``<source>.<suffix>`` fill part `part` of module `target`.
 
-    ``{i}`` stands for a layer number in both names. Suffixes (``weight``, ``bias``, scales) are those that the module
-    and its quantisation method declare.
+    ``{i}`` stands for a layer number in both names. Suffixes (``weight``, ``bias``, scales) are
+    those that the module and its quantisation method declare.
     """
 
     source: str
@@ -144,7 +152,8 @@ class Skip:
 
 @attrs.frozen
 class WeightMap:
-    """How one kind of checkpoint names the parts of a model. Every tensor of the file is in a rule or a skip."""
+    """How one kind of checkpoint names the parts of a model. Every tensor of the file is in a rule
+    or a skip."""
 
     rules: tuple[WeightRule, ...]
     skips: tuple[Skip, ...] = ()
@@ -175,7 +184,8 @@ class BuildContext:
     layers: range | None = None
     """This pipeline stage's layers; None for all."""
     max_positions: int | None = None
-    """Longest sequence of this run (`max_model_len`), for tables by position; None: what the model was made for."""
+    """Longest sequence of this run (`max_model_len`), for tables by position; None: what the model
+    was made for."""
 
 
 @attrs.frozen(eq=False)
@@ -188,7 +198,8 @@ class GroupBatch:
 
 @attrs.frozen(eq=False)
 class Batch:
-    """Everything that a forward pass needs beside weights. It is an argument of every module; nothing is global."""
+    """Everything that a forward pass needs beside weights. It is an argument of every module;
+    nothing is global."""
 
     ids: torch.Tensor
     """int64 [T]"""

@@ -1,8 +1,8 @@
 """Sampling parameters and log-probabilities: values that users write and read.
 
-`SamplingParams` checks itself when it is made, so a bad value fails in the caller's line, with the field's name and
-what is allowed. What depends on a model (ids inside the vocabulary, room in the context) is checked when the request
-is added.
+`SamplingParams` checks itself when it is made, so a bad value fails in the caller's line, with the
+field's name and what is allowed. What depends on a model (ids inside the vocabulary, room in the
+context) is checked when the request is added.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from pegboard.errors import RequestError
 __all__ = ["MAX_LOGPROBS", "Logprob", "SamplingParams"]
 
 MAX_LOGPROBS = 20
-"""Most alternatives per position that a request may ask for (-1 asks for the whole vocabulary, offline only)."""
+"""Most alternatives per position that a request may ask for (-1 asks for the whole vocabulary,
+offline only)."""
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """Log-probability of one token at one position, natural logarithm, of the model's unmodified distribution."""
+    """Log-probability of one token at one position, natural logarithm, of the model's unmodified
+    distribution."""
 
     logprob: float
     rank: int | None = None
@@ -32,8 +34,9 @@ class Logprob(msgspec.Struct, frozen=True):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """How the tokens of a request are chosen and when it ends.
 
-    Logits pass, in this order: `allowed_token_ids`, `logit_bias`, `min_tokens` (end ids masked), repetition, frequency
-    and presence penalties; then, unless greedy, `temperature`, `min_p`, `top_k`, `top_p`. A temperature of 0 is greedy.
+    Logits pass, in this order: `allowed_token_ids`, `logit_bias`, `min_tokens` (end ids masked),
+    repetition, frequency and presence penalties; then, unless greedy, `temperature`, `min_p`,
+    `top_k`, `top_p`. A temperature of 0 is greedy.
     """
 
     n: int = 1
@@ -205,4 +208,6 @@ def _check_id_lists(params: SamplingParams) -> None:
         raise _fail("logit_bias", bias, "a mapping from token id to number")
     for token, value in bias.items():
         if not _is_int(token) or token < 0 or not _is_number(value):
-            raise _fail("logit_bias", {token: value}, "token ids (integers of 0 or more) to finite numbers")
+            raise _fail(
+                "logit_bias", {token: value}, "token ids (integers of 0 or more) to finite numbers"
+            )

@@ -1,8 +1,9 @@
 """Surface *platform*: a device and what it can do.
 
-Called by: the engine at start-up to choose (`probe`), then by the executor in the process that holds the device. The
-protocols are small on purpose: a platform implements `Device`, `Memory` and `Execution`, and communication where it
-can serve several ranks. ``NullPlatform`` in `pegboard.testing` is the smallest one.
+Called by: the engine at start-up to choose (`probe`), then by the executor in the process that
+holds the device. The protocols are small on purpose: a platform implements `Device`, `Memory` and
+`Execution`, and communication where it can serve several ranks. ``NullPlatform`` in
+`pegboard.testing` is the smallest one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from pegboard.api.descriptor import LazyRef
+from pegboard.api.descriptor import LazyRef, lazy_ref
 
 if TYPE_CHECKING:
     import torch
@@ -32,14 +33,15 @@ class ProbeResult:
 class Platform:
     """Descriptor of a platform.
 
-    `probe` refers to a function ``() -> ProbeResult`` that is quick, never raises and does not import torch unless it
-    must. `runtime` refers to a callable ``(index: int) -> DeviceRuntime``. Among usable platforms the highest
+    `probe` refers to a function ``() -> ProbeResult`` that is quick, never raises and does not
+    import torch unless it must. `runtime` refers to a callable ``(index: int) -> DeviceRuntime``.
+    Among usable platforms the highest
     `priority` wins, and a tie is an error that names both (``--platform`` decides).
     """
 
     name: str
-    probe: LazyRef = attrs.field(converter=LazyRef.of)
-    runtime: LazyRef = attrs.field(converter=LazyRef.of)
+    probe: LazyRef = attrs.field(converter=lazy_ref)
+    runtime: LazyRef = attrs.field(converter=lazy_ref)
     priority: int = 0
 
     def claims(self) -> tuple[str, ...]:
@@ -52,7 +54,8 @@ class Device(Protocol):
     def torch_device(self) -> torch.device: ...
 
     def dtypes(self) -> tuple[str, ...]:
-        """Names of supported compute dtypes, the preferred first, e.g. ``("bfloat16", "float32")``."""
+        """Names of supported compute dtypes, the preferred first, e.g. ``("bfloat16",
+        "float32")``."""
         ...
 
 
@@ -68,7 +71,8 @@ class Memory(Protocol):
         ...
 
     def cache_limit(self) -> int | None:
-        """Most bytes that a KV cache should take unless the user asks for more; None for no such limit."""
+        """Most bytes that a KV cache should take unless the user asks for more; None for no such
+        limit."""
         ...
 
 
@@ -88,5 +92,6 @@ class DeviceRuntime(Protocol):
     execution: Execution
 
     def facts(self) -> dict[str, Any]:
-        """Name, cores, capabilities: plain values for the banner, the bug report and op conditions."""
+        """Name, cores, capabilities: plain values for the banner, the bug report and op
+        conditions."""
         ...

@@ -1,10 +1,11 @@
 """Surface *quantisation*: number formats of stored weights and how to compute with them.
 
-Called by: `pegboard.nn` while a model is built (`Quantizer.method`), by the weight loader (`LinearMethod.parameters`,
+Called by: `pegboard.nn` while a model is built (`Quantizer.method`), by the weight loader
+(`LinearMethod.parameters`,
 `finalise`), and in every step (`apply`, `lookup`). All of it in the process that holds the device.
 
-A layer has one weight owner, its method. A layer may be a stack of parts (q, k and v; gate and up) and the parts may be
-stored in different types; the method sees the whole stack.
+A layer has one weight owner, its method. A layer may be a stack of parts (q, k and v; gate and up)
+and the parts may be stored in different types; the method sees the whole stack.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
 
-from pegboard.api.descriptor import LazyRef
+from pegboard.api.descriptor import LazyRef, lazy_ref
 
 if TYPE_CHECKING:
     import torch
@@ -39,12 +40,14 @@ ParallelRole = Literal["replicated", "column", "row", "vocab"]
 class QuantFormat:
     """Descriptor of a quantisation.
 
-    `quantizer` refers to ``(ctx: QuantContext) -> Quantizer``. `methods` are the names that a checkpoint's
-    ``quantization_config.quant_method`` may carry, `stored_types` the tensor types that it computes with.
+    `quantizer` refers to ``(ctx: QuantContext) -> Quantizer``. `methods` are the names that a
+    checkpoint's
+    ``quantization_config.quant_method`` may carry, `stored_types` the tensor types that it
+    computes with.
     """
 
     name: str
-    quantizer: LazyRef = attrs.field(converter=LazyRef.of)
+    quantizer: LazyRef = attrs.field(converter=lazy_ref)
     methods: tuple[str, ...] = ()
     stored_types: tuple[str, ...] = ()
     covers: tuple[LayerKind, ...] = ("linear",)
@@ -55,7 +58,8 @@ class QuantFormat:
 
 @attrs.frozen
 class QuantContext:
-    """What a quantizer knows: compute dtype by torch name, platform facts, the checkpoint's own quantisation keys."""
+    """What a quantizer knows: compute dtype by torch name, platform facts, the checkpoint's own
+    quantisation keys."""
 
     dtype: str
     """Compute dtype, ``"float32"`` (exact arithmetic expected), ``"bfloat16"`` or ``"float16"``."""
@@ -91,7 +95,8 @@ class LayerSpec:
     tied: bool = False
     """An embedding that is the output head too: `lookup` and `apply` will both be called."""
     sources: tuple[tuple[SourceTensor, ...], ...] = ()
-    """Per part, every stored tensor of that part, e.g. weight and scale. Empty when weights are not loaded."""
+    """Per part, every stored tensor of that part, e.g. weight and scale. Empty when weights are
+    not loaded."""
 
 
 @attrs.frozen
@@ -112,8 +117,8 @@ class ParamSpec:
 class LinearMethod(Protocol):
     """Computes with one layer's weights.
 
-    `Params` are the method's own runtime values: tensors or opaque handles by name. A layer holds them and hands them
-    back in every call; the method itself keeps no tensors.
+    `Params` are the method's own runtime values: tensors or opaque handles by name. A layer holds
+    them and hands them back in every call; the method itself keeps no tensors.
     """
 
     def parameters(self, part: int) -> tuple[ParamSpec, ...]:
@@ -123,10 +128,11 @@ class LinearMethod(Protocol):
     def finalise(
         self, loaded: Mapping[str, Sequence[torch.Tensor]], runtime: Mapping[str, Any] | None
     ) -> Mapping[str, Any]:
-        """Turn loaded tensors (one per part and name, on the device, this rank's shard) into runtime parameters.
+        """Turn loaded tensors (one per part and name, on the device, this rank's shard) into
+        runtime parameters.
 
-        May consume `loaded`. With `runtime` given (a weight update) the existing parameters are written in place, so
-        that captured graphs stay valid.
+        May consume `loaded`. With `runtime` given (a weight update) the existing parameters are
+        written in place, so that captured graphs stay valid.
         """
         ...
 
@@ -139,7 +145,8 @@ class LinearMethod(Protocol):
         ...
 
     def dequantise(self, params: Mapping[str, Any]) -> torch.Tensor:
-        """The whole weight ``float32 [sum(part_sizes), in]``: the oracle of `apply` and `lookup`."""
+        """The whole weight ``float32 [sum(part_sizes), in]``: the oracle of `apply` and
+        `lookup`."""
         ...
 
 
@@ -149,6 +156,7 @@ class Quantizer(Protocol):
     def method(self, layer: LayerSpec) -> LinearMethod | None:
         """The method for `layer`, or None to leave it to the plain one.
 
-        Raises `UnsupportedError` naming the layer and the type if the layer is quantised in a way it cannot serve.
+        Raises `UnsupportedError` naming the layer and the type if the layer is quantised in a way
+        it cannot serve.
         """
         ...

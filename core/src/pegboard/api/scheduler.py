@@ -41,17 +41,19 @@ class Scheduler(Protocol):
     def add(self, request: EngineRequest) -> None:
         """Queue a request.
 
-        Raises `RequestError` (field ``request_id``) if a live request has this id, and `ResourceError` if the request
-        can never fit the cache.
+        Raises `RequestError` (field ``request_id``) if a live request has this id, and
+        `ResourceError` if the request can never fit the cache.
         """
         ...
 
     def abort(self, ids: Iterable[str]) -> list[EngineOutput]:
-        """Drop requests. Unknown and finished ids are ignored. Returns a last output for each dropped one."""
+        """Drop requests. Unknown and finished ids are ignored. Returns a last output for each
+        dropped one."""
         ...
 
     def finish(self, ids: Iterable[str], reason: str) -> None:
-        """End requests whose end was found outside (a stop string): no output follows, their blocks may be cached."""
+        """End requests whose end was found outside (a stop string): no output follows, their
+        blocks may be cached."""
         ...
 
     def plan(self) -> StepPlan:
@@ -75,5 +77,6 @@ class Scheduler(Protocol):
         ...
 
     def check(self) -> None:
-        """Verify every count; raises `AssertionError` naming what is off. Callable between steps."""
+        """Verify every count; raises `AssertionError` naming what is off. Callable between
+        steps."""
         ...

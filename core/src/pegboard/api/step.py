@@ -1,10 +1,12 @@
 """The values that pass between scheduler and runner: a plan, late inputs, a result.
 
-Plain host data, cheap to make and to serialise. A plan names requests by *slot*, the place of a request's state on the
-device. The scheduler assigns slots; a slot is used again only after the update of the last step that named it.
+Plain host data, cheap to make and to serialise. A plan names requests by *slot*, the place of a
+request's state on the device. The scheduler assigns slots; a slot is used again only after the
+update of the last step that named it.
 
-A request has tokens known (prompt and sampled) and tokens computed (those whose keys and values are in the cache). A
-row of a plan says: compute `count` tokens from `start` on, and, if that reaches the last known token, sample the next.
+A request has tokens known (prompt and sampled) and tokens computed (those whose keys and values
+are in the cache). A row of a plan says: compute `count` tokens from `start` on, and, if that
+reaches the last known token, sample the next.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ __all__ = [
 
 
 class NewRow(msgspec.Struct):
-    """Everything that the runner must know of a request when it gets a slot (first time or after a preemption)."""
+    """Everything that the runner must know of a request when it gets a slot (first time or after a
+    preemption)."""
 
     slot: int
     prompt_ids: list[int]
@@ -42,7 +45,8 @@ class NewRow(msgspec.Struct):
 
 
 class BlockCopy(msgspec.Struct):
-    """Copy the first `tokens` tokens of block `source` to block `target`, before the step's forward pass."""
+    """Copy the first `tokens` tokens of block `source` to block `target`, before the step's
+    forward pass."""
 
     group: int
     source: int
@@ -51,10 +55,12 @@ class BlockCopy(msgspec.Struct):
 
 
 class StepPlan(msgspec.Struct):
-    """One step. The columns `slots`, `starts`, `counts`, `samples`, `new_blocks` have one entry per row.
+    """One step. The columns `slots`, `starts`, `counts`, `samples`, `new_blocks` have one entry
+    per row.
 
-    A runner applies, in this order: `resync`, `freed_slots`, `new_rows`, `new_blocks`, `copies`, the forward pass. A
-    slot may be freed and given to a new row by the same plan. Lists are the scheduler's: read only.
+    A runner applies, in this order: `resync`, `freed_slots`, `new_rows`, `new_blocks`, `copies`,
+    the forward pass. A slot may be freed and given to a new row by the same plan. Lists are the
+    scheduler's: read only.
     """
 
     step_id: int
@@ -91,7 +97,8 @@ class StepPlan(msgspec.Struct):
 
 
 class LateInputs(msgspec.Struct):
-    """What depended on the previous step's tokens and is ready only after the forward pass was started."""
+    """What depended on the previous step's tokens and is ready only after the forward pass was
+    started."""
 
     step_id: int
     masks: dict[int, bytes] = msgspec.field(default_factory=dict)
@@ -99,10 +106,12 @@ class LateInputs(msgspec.Struct):
 
 
 class TokenLogprobs(msgspec.Struct):
-    """Log-probabilities at one position: the chosen token first, then the likeliest ones in falling order.
+    """Log-probabilities at one position: the chosen token first, then the likeliest ones in
+    falling order.
 
-    The chosen token comes again among the likeliest if it is one of them. Natural logarithms of the model's unmodified
-    distribution; a token that the model excludes has -9999.0, so that every value can be written as JSON.
+    The chosen token comes again among the likeliest if it is one of them. Natural logarithms of
+    the model's unmodified distribution; a token that the model excludes has -9999.0, so that every
+    value can be written as JSON.
     """
 
     ids: list[int]
@@ -114,8 +123,8 @@ class TokenLogprobs(msgspec.Struct):
 class PromptLogprobs(msgspec.Struct):
     """Log-probabilities of the prompt tokens at positions ``first, first + 1, …``.
 
-    A chunk from `start` on begins at ``start + 1``; its last row scores the first token of the next chunk. A chunk that
-    is computed again after a preemption is reported again.
+    A chunk from `start` on begins at ``start + 1``; its last row scores the first token of the
+    next chunk. A chunk that is computed again after a preemption is reported again.
     """
 
     first: int
@@ -123,7 +132,8 @@ class PromptLogprobs(msgspec.Struct):
 
 
 class StepResult(msgspec.Struct):
-    """Host data only. `token_ids[i]` are the tokens sampled for `slots[i]`, the rows with `samples` in row order.
+    """Host data only. `token_ids[i]` are the tokens sampled for `slots[i]`, the rows with
+    `samples` in row order.
 
     A row that failed has no tokens (an empty list).
     """

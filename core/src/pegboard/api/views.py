@@ -1,4 +1,5 @@
-"""Frozen views of what the scheduler knows, for plugins. They never hand out the scheduler's own objects."""
+"""Frozen views of what the scheduler knows, for plugins. They never hand out the scheduler's own
+objects."""
 
 from __future__ import annotations
 

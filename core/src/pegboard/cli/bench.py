@@ -32,18 +32,25 @@ def latency(
     output_len: Annotated[int, typer.Option(help="Output tokens of each.")] = 257,
     runs: Annotated[int, typer.Option(help="Timed runs; the median is reported.")] = 3,
     warmup: Annotated[int, typer.Option(help="Runs before the timed ones.")] = 1,
-    dtype: Annotated[str, typer.Option(help="auto, float32 (exact), bfloat16 or float16.")] = "auto",
-    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="Engine settings, name=value.")] = None,
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32 (exact), bfloat16 or float16.")
+    ] = "auto",
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-o", help="Engine settings, name=value.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """The closed workload: a batch at once, and a twin with one output token for the prefill time.
 
-    TPOT is the difference of the two times over the further output tokens; the twin's time is the batch's TTFT.
+    TPOT is the difference of the two times over the further output tokens; the twin's time is the
+    batch's TTFT.
     """
     from pegboard.engine.llm import LLM
 
     if output_len < 2 or batch_size < 1 or runs < 1 or input_len < 1:
-        raise ConfigError("output-len must be at least 2; batch-size, runs and input-len at least 1")
+        raise ConfigError(
+            "output-len must be at least 2; batch-size, runs and input-len at least 1"
+        )
     settings = {
         "dtype": dtype,
         "max_model_len": input_len + output_len,
@@ -59,7 +66,8 @@ def latency(
 def closed_workload(
     llm: LLM, batch: int, input_len: int, output_len: int, runs: int, warmup: int
 ) -> dict[str, Any]:
-    """Run the workload; times in seconds. No prompt is ever used twice, so the prefix cache cannot help."""
+    """Run the workload; times in seconds. No prompt is ever used twice, so the prefix cache cannot
+    help."""
     draws = random.Random(0)
     first: list[float] = []
     whole: list[float] = []

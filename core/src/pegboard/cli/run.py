@@ -24,15 +24,26 @@ def run(
     model: Annotated[str, typer.Argument(help="A GGUF file, a checkpoint directory or a hub id.")],
     prompt: Annotated[str, typer.Argument(help="What to ask; '-' reads it from standard input.")],
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Complete the text as it is, without a chat template.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Complete the text as it is, without a chat template.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of the answer.")] = 256,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: the model's.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy. Default: the model's.")
+    ] = None,
     top_p: Annotated[float | None, typer.Option(help="Default: the model's.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Default: the model's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32 (exact), bfloat16 or float16.")] = "auto",
-    max_model_len: Annotated[int | None, typer.Option(help="Longest prompt plus answer, in tokens.")] = None,
-    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="Further engine settings, name=value.")] = None,
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32 (exact), bfloat16 or float16.")
+    ] = "auto",
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest prompt plus answer, in tokens.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="Further engine settings, name=value."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer only.")] = False,
 ) -> None:
     """Answer one prompt and stream the text."""
@@ -55,17 +66,19 @@ def _answer(
     params = msgspec.structs.replace(llm.get_default_sampling_params(), **sampling)
     prompt: Any = text if raw else llm.apply_chat_template(_messages(text, system))
     begin = time.perf_counter()
-    first = None
-    last = None
-    for last in _printed(llm.stream(prompt, params)):
-        first = first or time.perf_counter()
+    first = begin
+    last: RequestOutput | None = None
+    for output in _printed(llm.stream(prompt, params)):
+        if last is None:
+            first = time.perf_counter()
+        last = output
     print(flush=True)
     if last is None:
         return
     if last.outputs[0].error:
         raise RequestError(last.outputs[0].error)
     if not quiet:
-        print(_summary(last, begin, first or begin, time.perf_counter()), file=sys.stderr)
+        print(_summary(last, begin, first, time.perf_counter()), file=sys.stderr)
 
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:
@@ -88,7 +101,8 @@ def _printed(outputs: Iterator[RequestOutput]) -> Iterator[RequestOutput]:
 def _summary(output: RequestOutput, begin: float, first: float, end: float) -> str:
     made = len(output.outputs[0].token_ids)
     rate = f"{(made - 1) / (end - first):.1f} tok/s" if made > 1 else "one token"
+    reason = output.outputs[0].finish_reason
     return (
         f"[{len(output.prompt_token_ids)} prompt tokens, {made} output tokens, {rate}, "
-        f"first token after {1000 * (first - begin):.0f} ms, finish: {output.outputs[0].finish_reason}]"
+        f"first token after {1000 * (first - begin):.0f} ms, finish: {reason}]"
     )

@@ -1,7 +1,7 @@
 """The engine's settings, with the names that users know.
 
-`EngineConfig` is frozen and checks each field when it is made. What depends on a model (its context, its dtype) is
-decided later and lives in `ResolvedModel`.
+`EngineConfig` is frozen and checks each field when it is made. What depends on a model (its
+context, its dtype) is decided later and lives in `ResolvedModel`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class EngineConfig:
             raise _reject(
                 "max_num_batched_tokens",
                 self.max_num_batched_tokens,
-                f"at least max_num_seqs ({self.max_num_seqs}), so that every running request advances",
+                f"at least max_num_seqs ({self.max_num_seqs}), so that every request advances",
             )
 
     @classmethod

@@ -51,7 +51,8 @@ def build_engine(
 ) -> BuiltEngine:
     """Discover, resolve, load, size, warm up.
 
-    `progress` is called with (bytes loaded, bytes in all) while weights stream in. Errors: `ConfigError`,
+    `progress` is called with (bytes loaded, bytes in all) while weights stream in. Errors:
+    `ConfigError`,
     `CheckpointError`, `UnsupportedError`, `MissingPluginError`, `SelectionError`, `ResourceError`.
     """
     board = board or load_plugins(strict=config.strict_plugins)
@@ -77,7 +78,9 @@ def build_core(
     executor.load()
     groups = form_groups(executor.kv_slots(), config.block_size)
     profile = executor.profile()
-    cache = size_cache(groups, config, profile.cache_bytes(config.gpu_memory_utilization), max_model_len)
+    cache = size_cache(
+        groups, config, profile.cache_bytes(config.gpu_memory_utilization), max_model_len
+    )
     get_logger("pegboard.engine").info("cache sized", blocks=cache.num_blocks, reason=cache.reason)
     executor.allocate(cache)
     executor.warm_up()
@@ -85,10 +88,9 @@ def build_core(
     return EngineCore(scheduler, executor), cache
 
 
-def load_tokenizer(
-    board: Board, config: EngineConfig, model: ResolvedModel
-) -> Tokenizer | None:
-    """The tokeniser of ``config.tokenizer``, else the model's; None, with a warning, if it has none."""
+def load_tokenizer(board: Board, config: EngineConfig, model: ResolvedModel) -> Tokenizer | None:
+    """The tokeniser of ``config.tokenizer``, else the model's; None, with a warning, if it has
+    none."""
     if config.tokenizer is not None:
         return Tokenizer.from_spec(open_tokenizer(board, config.tokenizer))
     if model.tokenizer is None:

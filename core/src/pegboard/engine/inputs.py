@@ -1,6 +1,7 @@
 """Front end, inwards: from what a user gives to checked `EngineRequest`s.
 
-Every rule that needs the model's facts (vocabulary, context) is here, so that nothing invalid reaches the engine.
+Every rule that needs the model's facts (vocabulary, context) is here, so that nothing invalid
+reaches the engine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from pegboard.errors import RequestError
 __all__ = ["InputProcessor", "Prompt", "TokenisedPrompt"]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": ids}`` with an optional ``cache_salt``."""
+"""Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": ids}`` with an optional
+``cache_salt``."""
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
@@ -60,12 +62,15 @@ class InputProcessor:
             return self.checked(self._encode(prompt), text=prompt)
         if isinstance(prompt, Iterable):
             return self.checked(list(prompt))
-        raise _bad_prompt(f"a {type(prompt).__name__} is neither text, nor token ids, nor a mapping")
+        raise _bad_prompt(
+            f"a {type(prompt).__name__} is neither text, nor token ids, nor a mapping"
+        )
 
     def checked(
         self, ids: list[Any], *, text: str | None = None, salt: str | None = None
     ) -> TokenisedPrompt:
-        """Check token ids: not empty, integers, inside the vocabulary, not longer than the context."""
+        """Check token ids: not empty, integers, inside the vocabulary, not longer than the
+        context."""
         if not ids:
             raise _bad_prompt("it is empty and the tokeniser adds no beginning-of-sequence token")
         for place, token in enumerate(ids):
@@ -125,14 +130,18 @@ class InputProcessor:
             raise _bad_prompt(f"key {unknown[0]!r} is not one of {', '.join(_PROMPT_KEYS)}")
         salt = prompt.get("cache_salt")
         if salt is not None and (not isinstance(salt, str) or not salt):
-            raise RequestError(f"cache_salt={salt!r} must be a non-empty string", field="cache_salt")
+            raise RequestError(
+                f"cache_salt={salt!r} must be a non-empty string", field="cache_salt"
+            )
         text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
         if ids is not None:
             if isinstance(ids, str) or not isinstance(ids, Iterable):
                 raise _bad_prompt(f"prompt_token_ids is a {type(ids).__name__}, not a list of ids")
             return self.checked(list(ids), text=text, salt=salt)
         if not isinstance(text, str):
-            raise _bad_prompt("a mapping needs 'prompt' (text) or 'prompt_token_ids' (a list of ids)")
+            raise _bad_prompt(
+                "a mapping needs 'prompt' (text) or 'prompt_token_ids' (a list of ids)"
+            )
         return self.checked(self._encode(text), text=text, salt=salt)
 
     def _encode(self, text: str) -> list[int]:

@@ -29,8 +29,10 @@ class LLM:
         model: Path of a checkpoint (a directory of safetensors, a GGUF file) or a hub id.
         board: Plugins to use; None discovers those that are installed.
         progress: Called with (bytes loaded, bytes in all) while weights stream in.
-        options: Settings of `EngineConfig`, for example ``dtype``, ``max_model_len``, ``block_size``,
-            ``max_num_seqs``, ``max_num_batched_tokens``, ``num_gpu_blocks_override``, ``kv_cache_memory_bytes``,
+        options: Settings of `EngineConfig`, for example ``dtype``, ``max_model_len``,
+        ``block_size``,
+            ``max_num_seqs``, ``max_num_batched_tokens``, ``num_gpu_blocks_override``,
+            ``kv_cache_memory_bytes``,
             ``enable_prefix_caching``, ``seed``.
 
     Raises:
@@ -70,20 +72,25 @@ class LLM:
         """Answer prompts; results in the order of the prompts.
 
         Args:
-            prompts: Text, a list of token ids, a mapping (``{"prompt": …}`` or ``{"prompt_token_ids": …}``, with an
+            prompts: Text, a list of token ids, a mapping (``{"prompt": …}`` or
+            ``{"prompt_token_ids": …}``, with an
                 optional ``cache_salt``), or a list of these.
-            sampling_params: One for all, one per prompt, or None for the model's own defaults. A list of prompts with
+            sampling_params: One for all, one per prompt, or None for the model's own defaults. A
+            list of prompts with
                 one seed gives each prompt that seed, so equal prompts get equal answers.
             use_tqdm: Show a progress bar on the terminal.
             priority: One integer per prompt, lower first, where the policy looks at it.
 
         Raises:
-            RequestError: A prompt or parameter is not allowed. All are checked before any of them runs.
+            RequestError: A prompt or parameter is not allowed. All are checked before any of them
+            runs.
         """
         listed = _listed(prompts)
         params = self._params_for(sampling_params, len(listed))
         ranks = _ranks(priority, len(listed))
-        tokenised = [self._tokenise(prompt, place, len(listed)) for place, prompt in enumerate(listed)]
+        tokenised = [
+            self._tokenise(prompt, place, len(listed)) for place, prompt in enumerate(listed)
+        ]
         return self._run(tokenised, params, ranks, use_tqdm)
 
     def chat(
@@ -106,14 +113,17 @@ class LLM:
             "tools": tools,
             **(chat_template_kwargs or {}),
         }
-        prompts = [self.apply_chat_template(item, chat_template, **options) for item in conversations]
+        prompts = [
+            self.apply_chat_template(item, chat_template, **options) for item in conversations
+        ]
         params = self._params_for(sampling_params, len(prompts))
         return self._run(prompts, params, [0] * len(prompts), use_tqdm)
 
     def apply_chat_template(
         self, messages: Conversation, chat_template: str | None = None, **options: Any
     ) -> TokenisedPrompt:
-        """Render a conversation and tokenise it; special tokens are those that the template wrote."""
+        """Render a conversation and tokenise it; special tokens are those that the template
+        wrote."""
         template = self._template(chat_template, with_tools=bool(options.get("tools")))
         text = template.render(messages, **options)
         return self.engine.inputs.checked(self.get_tokenizer().encode_chat(text), text=text)
@@ -195,7 +205,8 @@ class LLM:
         params = list(given) if isinstance(given, (list, tuple)) else [given] * count
         if len(params) != count:
             raise RequestError(
-                f"sampling_params has {len(params)} entries for {count} prompts", field="sampling_params"
+                f"sampling_params has {len(params)} entries for {count} prompts",
+                field="sampling_params",
             )
         for item in params:
             self.engine.inputs.check_params(item)
@@ -241,7 +252,9 @@ def _ranks(priority: Sequence[int] | None, count: int) -> list[int]:
     if priority is None:
         return [0] * count
     if len(priority) != count:
-        raise RequestError(f"priority has {len(priority)} entries for {count} prompts", field="priority")
+        raise RequestError(
+            f"priority has {len(priority)} entries for {count} prompts", field="priority"
+        )
     return list(priority)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,7 +21,8 @@ __all__ = ["LLMEngine"]
 class LLMEngine:
     """Adds requests and steps them.
 
-    For batches of prompts `LLM` is simpler; this class is for callers that feed requests while others run.
+    For batches of prompts `LLM` is simpler; this class is for callers that feed requests while
+    others run.
     """
 
     def __init__(
@@ -37,7 +37,8 @@ class LLMEngine:
 
     @classmethod
     def from_config(cls, config: EngineConfig, **parts: Any) -> LLMEngine:
-        """Discover plugins, load the model, size the cache. `parts` as in `pegboard.engine.build.build_engine`."""
+        """Discover plugins, load the model, size the cache. `parts` as in
+        `pegboard.engine.build.build_engine`."""
         from pegboard.engine.build import build_engine
 
         return build_engine(config, **parts).engine
@@ -50,12 +51,16 @@ class LLMEngine:
         *,
         priority: int = 0,
     ) -> None:
-        """Queue a request. Raises `RequestError` or `ResourceError` and then keeps nothing of it."""
+        """Queue a request. Raises `RequestError` or `ResourceError` and then keeps nothing of
+        it."""
         self._check_alive()
         if request_id in self._outputs.live():
-            raise RequestError(f"request_id={request_id!r} is in use by a live request", field="request_id")
+            raise RequestError(
+                f"request_id={request_id!r} is in use by a live request", field="request_id"
+            )
         tokens = prompt if isinstance(prompt, TokenisedPrompt) else self.inputs.tokenise(prompt)
-        # The engine's ids are our own, so that a user's id can never look like a child of another request.
+        # The engine's ids are our own, so that a user's id can never look like a child of another
+        # request.
         requests = self.inputs.requests(str(self._serial), tokens, params, priority=priority)
         self._serial += 1
         for number, request in enumerate(requests):
@@ -67,13 +72,16 @@ class LLMEngine:
         self._outputs.add(request_id, tokens, params, requests)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; the requests that changed. Raises `EngineDeadError` if the engine itself failed."""
+        """Run one step; the requests that changed. Raises `EngineDeadError` if the engine itself
+        failed."""
         self._check_alive()
         try:
             outputs = self.core.step()
         except Exception as error:
             self._die(error)
-            raise EngineDeadError(f"the engine failed in a step: {type(error).__name__}: {error}") from error
+            raise EngineDeadError(
+                f"the engine failed in a step: {type(error).__name__}: {error}"
+            ) from error
         changed, stopped = self._outputs.process(outputs)
         if stopped:
             self.core.finish(stopped, "stop")
@@ -109,5 +117,3 @@ class LLMEngine:
     def _check_alive(self) -> None:
         if self._fault is not None:
             raise EngineDeadError(f"the engine failed earlier: {self._fault}") from self._fault
-
-

@@ -71,8 +71,8 @@ class OutputProcessor:
     def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[RequestOutput], list[str]]:
         """Take a step's outputs.
 
-        Returns the requests that changed and the ids of engine requests that a stop string ended, which the engine
-        does not know yet.
+        Returns the requests that changed and the ids of engine requests that a stop string ended,
+        which the engine does not know yet.
         """
         changed: dict[str, RequestOutput] = {}
         stopped: list[str] = []
@@ -88,7 +88,8 @@ class OutputProcessor:
         return list(changed.values()), stopped
 
     def drop(self, request_id: str, reason: str, error: str | None = None) -> list[str]:
-        """End a request from here; returns the ids of its engine requests that may still be alive."""
+        """End a request from here; returns the ids of its engine requests that may still be
+        alive."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return []
@@ -164,8 +165,10 @@ class OutputProcessor:
 
     def _take_prompt(self, request: _Request, chunk: PromptLogprobs) -> None:
         entries = request.output.prompt_logprobs
-        assert entries is not None and chunk.first == len(entries), "prompt logprobs have a gap"
-        entries.extend(self._entry(entry) for entry in chunk.entries)
+        assert entries is not None and chunk.first <= len(entries), "prompt logprobs have a gap"
+        # A chunk that a preemption made the engine compute again is reported again.
+        fresh = chunk.entries[len(entries) - chunk.first :]
+        entries.extend(self._entry(entry) for entry in fresh)
 
     def _entry(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         if self._decoder is not None:

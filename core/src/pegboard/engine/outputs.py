@@ -21,7 +21,8 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     """Per output token, by token id, the sampled token and the likeliest alternatives."""
     finish_reason: str | None = None
-    """``"stop"`` (an end id or a stop string), ``"length"``, ``"abort"``, ``"error"``; None while it runs."""
+    """``"stop"`` (an end id or a stop string), ``"length"``, ``"abort"``, ``"error"``; None while
+    it runs."""
     stop_reason: int | str | None = None
     """The stop token id or stop string that ended it; None for the model's own end id."""
     error: str | None = None

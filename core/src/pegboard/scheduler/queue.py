@@ -17,13 +17,8 @@ class ArrivalQueue:
     """
 
     def __init__(self) -> None:
-        self._heap: list[
-            tuple[int, Request]
-        ] = []  # orders are unique, so requests are never compared
-        self._live: dict[int, Request] = {}  # removed requests stay in the heap until they come up
-
-    def __len__(self) -> int:
-        return len(self._live)
+        self._heap: list[int] = []  # orders; those of removed requests stay until they come up
+        self._live: dict[int, Request] = {}
 
     def __iter__(self) -> Iterator[Request]:
         """All waiting requests, in no particular order."""
@@ -32,16 +27,14 @@ class ArrivalQueue:
     def push(self, request: Request) -> None:
         assert request.order not in self._live, f"request {request.request_id!r} is queued twice"
         self._live[request.order] = request
-        heapq.heappush(self._heap, (request.order, request))
+        heapq.heappush(self._heap, request.order)
 
     def peek(self) -> Request | None:
         """The next request to admit."""
-        while self._heap and self._heap[0][0] not in self._live:
+        while self._heap and self._heap[0] not in self._live:
             heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
+        return self._live[self._heap[0]] if self._heap else None
 
     def remove(self, request: Request) -> None:
         """Take out a request, wherever it stands."""
         del self._live[request.order]
-        if self._heap[0][1] is request:
-            heapq.heappop(self._heap)

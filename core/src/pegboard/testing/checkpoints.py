@@ -1,4 +1,5 @@
-"""Small checkpoints for tests, written to a folder in the usual form (``config.json``, safetensors, tokeniser).
+"""Small checkpoints for tests, written to a folder in the usual form (``config.json``,
+safetensors, tokeniser).
 
 Everything follows from the arguments: the same seed gives the same files.
 """
@@ -34,7 +35,8 @@ CHAT_TEMPLATE = (
 
 @attrs.frozen
 class ByteVocabulary:
-    """A byte-level vocabulary of 259 ids plus one id for each of `pieces`, which encoding never uses."""
+    """A byte-level vocabulary of 259 ids plus one id for each of `pieces`, which encoding never
+    uses."""
 
     pieces: tuple[bytes, ...] = attrs.field(default=(), converter=tuple)
 
@@ -61,11 +63,18 @@ class ByteVocabulary:
         vocabulary.update({letters[value]: self.byte_id(value) for value in range(256)})
         for number, piece in enumerate(self.pieces):
             vocabulary["".join(letters[value] for value in piece)] = FIRST_BYTE + 256 + number
-        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        byte_level = {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": False,
+        }
         return json.dumps(
             {
                 "version": "1.0",
-                "added_tokens": [_special(number, text) for text, number in list(vocabulary.items())[:3]],
+                "added_tokens": [
+                    _special(number, text) for text, number in list(vocabulary.items())[:3]
+                ],
                 "pre_tokenizer": byte_level,
                 "decoder": byte_level,
                 "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
@@ -74,9 +83,15 @@ class ByteVocabulary:
 
 
 def write_tiny_model(
-    folder: Path, *, seed: int = 0, scale: float = 0.3, vocabulary: ByteVocabulary | None = None, **shape: Any
+    folder: Path,
+    *,
+    seed: int = 0,
+    scale: float = 0.3,
+    vocabulary: ByteVocabulary | None = None,
+    **shape: Any,
 ) -> Path:
-    """A ``tiny`` model with normally distributed weights of standard deviation `scale`; `shape` as in `TinyConfig`."""
+    """A ``tiny`` model with normally distributed weights of standard deviation `scale`; `shape` as
+    in `TinyConfig`."""
     vocabulary = vocabulary or ByteVocabulary()
     config = TinyConfig(vocab_size=vocabulary.size, **shape)
     draws = np.random.default_rng(seed)
@@ -92,17 +107,24 @@ def write_scripted_model(
     vocabulary: ByteVocabulary | None = None,
     **settings: Any,
 ) -> Path:
-    """A ``scripted`` model that answers any prompt of `prompt_tokens` tokens with `script`, then ends."""
+    """A ``scripted`` model that answers any prompt of `prompt_tokens` tokens with `script`, then
+    ends."""
     vocabulary = vocabulary or ByteVocabulary()
     config = ScriptedConfig(
-        script=tuple(script), offset=prompt_tokens - 1, vocab_size=vocabulary.size, **settings
+        script=script, offset=prompt_tokens - 1, vocab_size=vocabulary.size, **settings
     )
     embed = np.zeros((config.vocab_size, 8), np.float32)
-    return write_model_files(folder, "PegboardScripted", config, {"embed.weight": embed}, vocabulary)
+    return write_model_files(
+        folder, "PegboardScripted", config, {"embed.weight": embed}, vocabulary
+    )
 
 
 def write_model_files(
-    folder: Path, architecture: str, config: Any, tensors: dict[str, Any], vocabulary: ByteVocabulary
+    folder: Path,
+    architecture: str,
+    config: Any,
+    tensors: dict[str, Any],
+    vocabulary: ByteVocabulary,
 ) -> Path:
     """Write one model; `config` is an attrs instance whose fields become ``config.json``."""
     from safetensors.numpy import save_file

@@ -1,4 +1,5 @@
-"""Two model families for tests, as descriptors: ``tiny`` (a small real decoder) and ``scripted`` (an exact text).
+"""Two model families for tests, as descriptors: ``tiny`` (a small real decoder) and ``scripted``
+(an exact text).
 
 The testkit registers them; a test that has no testkit can register them on a board of its own.
 """

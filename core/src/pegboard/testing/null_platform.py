@@ -1,4 +1,5 @@
-"""The null platform: host memory, invented figures, no device. It lets the whole engine run anywhere.
+"""The null platform: host memory, invented figures, no device. It lets the whole engine run
+anywhere.
 
 It is never chosen by itself where another platform is usable; ask for it with ``platform="null"``.
 """

@@ -38,7 +38,8 @@ class ScriptedModel(torch.nn.Module):
         spoken = self.get_buffer("script")[lines.clamp(0, len(self.config.script) - 1)]
         chosen = torch.where(inside, spoken, self.config.eos_token_ids[0])
         scores = hidden.new_zeros(len(hidden), self.config.vocab_size)
-        return scores.scatter_(1, chosen.unsqueeze(1), self.config.strength)
+        scores.scatter_(1, chosen.unsqueeze(1), self.config.strength)
+        return scores
 
 
 def build(ctx: BuildContext) -> ScriptedModel:

@@ -15,7 +15,8 @@ __all__ = ["ScriptedConfig", "read_scripted", "scripted_weights"]
 
 @attrs.frozen(kw_only=True)
 class ScriptedConfig:
-    """The token after position ``offset + i`` is ``script[i]``; after the script comes the first end id, for ever.
+    """The token after position ``offset + i`` is ``script[i]``; after the script comes the first
+    end id, for ever.
 
     With a prompt of p tokens and ``offset = p - 1`` the output is the script.
     """

@@ -59,5 +59,10 @@ def tiny_weights(config: TinyConfig, kind: str) -> WeightMap:
         for target, names in parts
         for part, name in enumerate(names)
     )
-    same = ("embed", "norm", "head", *(f"{layer}.{n}" for n in ("attn_norm", "mlp_norm", "attn.out", "mlp.down")))
+    same = (
+        "embed",
+        "norm",
+        "head",
+        *(f"{layer}.{n}" for n in ("attn_norm", "mlp_norm", "attn.out", "mlp.down")),
+    )
     return WeightMap(rules=(*stacks, *(WeightRule(name, name) for name in same)))

@@ -72,6 +72,7 @@ def load_model(
         ),
         sources=_no_sources if dummy else resolved.sources,
         parallel=parallel,
+        max_positions=model.max_model_len,
     )
     built: Any = model.family.build.load()(context)
     if not isinstance(built, torch.nn.Module):

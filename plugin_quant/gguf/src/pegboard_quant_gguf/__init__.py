@@ -8,10 +8,11 @@ from __future__ import annotations
 from pegboard.api.checkpoint import CheckpointSource
 from pegboard.api.hooks import hookimpl
 from pegboard.api.quant import QuantFormat
+from pegboard_quant_gguf.types import SUPPORTED_TYPES, TYPES_BY_NAME
 
 PEGBOARD_API = {"checkpoint": 0, "quant": 0}
 
-_BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1")
+_BLOCK_TYPES = tuple(name for name in SUPPORTED_TYPES if not TYPES_BY_NAME[name].plain)
 
 
 @hookimpl

@@ -1,10 +1,10 @@
 """The near-tie rule: when are two greedy decodings the same?
 
 Products over one row and over sixty-four differ in their last bits, so two correct engines may pick
-different tokens where the two likeliest ones are all but equal. Decodings count as the same if, along
-the tokens that *ours* chose, every log-probability agrees within a tolerance, every token that is not
-the reference's likeliest one lies within `gap` nats of it, and at most `share` of the positions are
-such ties.
+different tokens where the two likeliest ones are all but equal. Decodings count as the same if,
+along the tokens that *ours* chose, every log-probability agrees within a tolerance, every token
+that is not the reference's likeliest one lies within `gap` nats of it, and at most `share` of the
+positions are such ties.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def assert_same(
 ) -> None:
     """Fail with the figures unless the comparison passes the near-tie rule."""
     assert found.positions > 0, "nothing was compared"
-    assert found.worst_logprob <= logprob, f"log-probabilities differ by up to {found.worst_logprob}"
+    assert found.worst_logprob <= logprob, (
+        f"log-probabilities differ by up to {found.worst_logprob}"
+    )
     assert found.worst_gap <= gap, f"a token lies {found.worst_gap} nats below the likeliest one"
     allowed = max(1, int(share * found.positions))
     assert found.ties <= allowed, f"{found.ties} of {found.positions} positions differ"
