@@ -199,9 +199,12 @@ def test_prompt_logprobs_are_complete_under_chunks_and_a_warm_cache() -> None:
 
 def test_prompt_logprobs_are_told_once_although_preemption_computes_them_again() -> None:
     toy = ToyEngine(
-        blocks=8, block_size=8, watermark=0.0, max_num_batched_tokens=16,
+        blocks=8,
+        block_size=8,
+        watermark=0.0,
+        max_num_batched_tokens=16,
         enable_prefix_caching=False,
-    )  # fmt: skip
+    )
     params = SamplingParams(temperature=0.0, prompt_logprobs=0)
     prompts = {name: [*range(i, i + 20)] for i, name in enumerate("ab")}
     for name, prompt in prompts.items():

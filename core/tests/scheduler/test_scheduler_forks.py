@@ -26,7 +26,7 @@ def family(
             seed=3,
             child=child,
             parent="c0" if child else None,
-        )  # fmt: skip
+        )
         for child in range(n)
     ]
 
@@ -156,9 +156,13 @@ def test_under_pressure_references_of_waiting_children_go_before_running_request
     requests = family(n=5, tokens=30, max_tokens=20)
     requests[0].max_tokens = 1
     toy = start(
-        requests, blocks=9, block_size=8, max_num_seqs=2, watermark=0.0,
+        requests,
+        blocks=9,
+        block_size=8,
+        max_num_seqs=2,
+        watermark=0.0,
         enable_prefix_caching=caching,
-    )  # fmt: skip
+    )
     toy.run()
     assert_texts(toy, requests)
     fresh = [row for plan in toy.plans for row in plan.new_rows if not row.output_ids]
@@ -187,9 +191,13 @@ def test_a_preempted_parent_still_leads_its_children() -> None:
     first = toy_request("first", list(range(50, 58)), 40)
     requests = family(n=3, tokens=39, max_tokens=3)
     toy = ToyEngine(
-        blocks=8, block_size=8, max_num_batched_tokens=4, watermark=0.0,
-        max_num_seqs=4, enable_prefix_caching=False,
-    )  # fmt: skip
+        blocks=8,
+        block_size=8,
+        max_num_batched_tokens=4,
+        watermark=0.0,
+        max_num_seqs=4,
+        enable_prefix_caching=False,
+    )
     toy.add(first)
     for _ in range(2):
         toy.step()
@@ -253,6 +261,20 @@ def test_prompt_logprobs_are_told_by_the_leader_alone() -> None:
     assert [position for position, _ in told["c0"].scores] == list(range(1, 40))
     assert told["c1"].scores == told["c2"].scores == []
     assert_texts(toy, requests)
+
+
+def test_a_child_that_computes_the_prompt_again_does_not_tell_its_logprobs_again() -> None:
+    params = SamplingParams(temperature=1.0, n=3, prompt_logprobs=0)
+    requests = family(n=3, tokens=33, max_tokens=1, params=params)
+    toy = ToyEngine(blocks=5, max_num_seqs=1, watermark=0.0, enable_prefix_caching=False)
+    toy.add(requests[0])
+    toy.add(toy_request("big", list(range(60)), 4))
+    for request in requests[1:]:
+        toy.add(request)
+    told = toy.run()
+    assert prompt_tokens(toy, 33) > 33 + 33 + 2, "the children did not compute the prompt again"
+    assert [position for position, _ in told["c0"].scores] == list(range(1, 33))
+    assert told["c1"].scores == told["c2"].scores == []
 
 
 def test_every_group_is_forked() -> None:

@@ -64,7 +64,7 @@ def workload(rng: random.Random) -> list[EngineRequest]:
                     child=child,
                     parent=f"{number}.0" if child else None,
                     **common,
-                )  # fmt: skip
+                )
             )
     return requests
 
@@ -72,7 +72,7 @@ def workload(rng: random.Random) -> list[EngineRequest]:
 def make_engine(setting: Setting, requests: list[EngineRequest]) -> ToyEngine:
     size = setting.block_size
     wanted = [-(-(len(r.prompt_ids) + r.max_tokens) // size) for r in requests]
-    blocks = max(int(sum(wanted) * setting.share), max(wanted)) * setting.groups + 1
+    blocks = max(int(sum(wanted) * setting.share), *wanted) * setting.groups + 1
     return ToyEngine(
         blocks,
         depth=setting.depth,
@@ -153,14 +153,20 @@ def test_a_fixed_sweep_exercises_everything_that_it_claims(depth: int) -> None:
 
 
 class Storm:
-    """Adds, aborts, finishes, failures, resyncs and cache resets at random, between plan and update too."""
+    """Adds, aborts, finishes, failures, resyncs, resets at random, also within a step."""
 
     def __init__(self, seed: int, depth: int, caching: bool) -> None:
         self.rng = random.Random(seed)
         self.engine = ToyEngine(
-            blocks=26, block_size=8, depth=depth, max_num_batched_tokens=24, max_num_seqs=6,
-            enable_prefix_caching=caching, executor=ToyExecutor(poison=96), watermark=0.05,
-        )  # fmt: skip
+            blocks=26,
+            block_size=8,
+            depth=depth,
+            max_num_batched_tokens=24,
+            max_num_seqs=6,
+            enable_prefix_caching=caching,
+            executor=ToyExecutor(poison=96),
+            watermark=0.05,
+        )
         self.live: dict[str, EngineRequest] = {}
         self.done = Counter[str]()
         self._number = 0
@@ -193,9 +199,14 @@ class Storm:
         n = rng.choice([1, 1, 2, 4])
         for child in range(n):
             request = toy_request(
-                f"{number}.{child}", prompt, rng.randrange(1, 40), seed=number, child=child,
-                params=SamplingParams(temperature=1.0), parent=f"{number}.0" if child else None,
-            )  # fmt: skip
+                f"{number}.{child}",
+                prompt,
+                rng.randrange(1, 40),
+                seed=number,
+                child=child,
+                params=SamplingParams(temperature=1.0),
+                parent=f"{number}.0" if child else None,
+            )
             self.engine.add(request)
             self.live[request.request_id] = request
             self.done["added"] += 1
@@ -248,8 +259,20 @@ class Storm:
 
 def demand(storm: Storm, least: int) -> None:
     """Fail if the storm did not do what it is there for."""
-    names = ["added", "length", "abort", "stop", "error", "preemptions", "prefill_chunks", "resumed",
-             "copies", "reused_slots", "resyncs", "hits"]  # fmt: skip
+    names = [
+        "added",
+        "length",
+        "abort",
+        "stop",
+        "error",
+        "preemptions",
+        "prefill_chunks",
+        "resumed",
+        "copies",
+        "reused_slots",
+        "resyncs",
+        "hits",
+    ]
     for name in names:
         assert storm.done[name] >= least, f"{name}: {storm.done[name]} times only"
 

@@ -6,7 +6,7 @@ import pytest
 
 from pegboard.api.params import SamplingParams
 from pegboard.api.step import StepResult
-from pegboard.errors import PluginError, RequestError, ResourceError
+from pegboard.errors import PluginError
 from pegboard.testing.toy import ToyExecutor, toy_generate
 from pegboard.testing.toy_engine import ToyEngine, toy_request
 
@@ -153,134 +153,6 @@ def test_a_slot_is_not_reused_while_a_step_that_names_it_is_in_flight() -> None:
     toy.land()
     assert toy.launch()
     assert toy.plans[-1].freed_slots == [0] == toy.plans[-1].slots
-
-
-# Requests that cannot be served
-
-
-def test_a_live_id_is_refused_and_a_finished_one_is_not_o13() -> None:
-    toy = engine()
-    toy.add(toy_request("same", prompt(5), max_tokens=2))
-    toy.step()
-    with pytest.raises(RequestError, match="'same'") as caught:
-        toy.add(toy_request("same", prompt(9)))
-    assert caught.value.field == "request_id"
-    toy.scheduler.check()
-    first = toy.run()["same"].token_ids
-    assert first == toy_generate(toy_request("same", prompt(5), 2))
-    toy.add(toy_request("same", prompt(7), max_tokens=2))
-    assert toy.run()["same"].token_ids == toy_generate(toy_request("same", prompt(7), 2))
-    stats = toy.scheduler.stats()
-    assert (stats.running, stats.waiting, stats.used_blocks) == (0, 0, 0)
-
-
-def test_a_request_that_can_never_fit_is_refused_with_what_would() -> None:
-    toy = engine(blocks=5)
-    with pytest.raises(ResourceError, match="holds 64; lower max_tokens to at most 15"):
-        toy.add(toy_request("a", prompt(50), max_tokens=16))
-    with pytest.raises(ResourceError, match="shorten the prompt"):
-        toy.add(toy_request("a", prompt(66), max_tokens=1))
-    assert not toy.scheduler.has_work()
-    request = toy_request("a", prompt(50), max_tokens=15)
-    toy.add(request)
-    assert toy.run()["a"].token_ids == toy_generate(request)
-
-
-def test_an_empty_prompt_is_refused() -> None:
-    with pytest.raises(RequestError, match="at least one token"):
-        engine().add(toy_request("a", []))
-
-
-def test_without_chunks_a_prompt_runs_whole_or_is_refused() -> None:
-    toy = engine(enable_chunked_prefill=False, max_num_batched_tokens=32)
-    with pytest.raises(ResourceError, match="33 tokens.*max_num_batched_tokens=32"):
-        toy.add(toy_request("long", prompt(33)))
-    toy.add(toy_request("a", prompt(20), max_tokens=2))
-    toy.add(toy_request("b", prompt(20, 50), max_tokens=2))
-    toy.run()
-    assert [plan.counts for plan in toy.plans] == [[20], [1, 20], [1]]
-
-
-def test_without_chunks_a_preempted_request_longer_than_a_step_comes_back() -> None:
-    toy = engine(
-        blocks=10, block_size=8, watermark=0.0, enable_chunked_prefill=False,
-        max_num_batched_tokens=20, enable_prefix_caching=False,
-    )  # fmt: skip
-    requests = [toy_request(name, prompt(16, 20 * i), 40) for i, name in enumerate("abc")]
-    for request in requests:
-        toy.add(request)
-    toy.run()
-    longest = max(
-        len(row.prompt_ids) + len(row.output_ids) for p in toy.plans for row in p.new_rows
-    )
-    assert longest > 20, "no request outgrew the budget before it was preempted"
-    for request in requests:
-        assert toy.told[request.request_id].token_ids == toy_generate(request)
-
-
-# Cache
-
-
-def test_a_second_prompt_starts_where_the_first_one_is_cached() -> None:
-    toy = engine()
-    toy.add(toy_request("a", prompt(50), max_tokens=1))
-    toy.run()
-    toy.add(toy_request("b", prompt(50), max_tokens=1))
-    toy.run()
-    assert (toy.plans[1].starts, toy.plans[1].counts) == ([48], [2])
-    assert toy.told["b"].token_ids == toy.told["a"].token_ids
-    assert toy.told["b"].last is not None
-    assert toy.told["b"].last.cached_tokens == 48
-    cache = toy.scheduler.stats().cache
-    assert (cache.queried_tokens, cache.hit_tokens) == (100, 48)
-
-
-@pytest.mark.parametrize(("tokens", "cached"), [(31, 16), (32, 16), (33, 32)])
-def test_a_hit_on_the_whole_prompt_leaves_its_last_token_to_compute_o17(
-    tokens: int, cached: int
-) -> None:
-    toy = engine()
-    toy.add(toy_request("a", prompt(33), max_tokens=1))
-    toy.run()
-    request = toy_request("b", prompt(tokens), max_tokens=3)
-    toy.add(request)
-    told = toy.run()["b"]
-    assert told.last is not None
-    assert told.last.cached_tokens == cached
-    assert told.token_ids == toy_generate(request)
-
-
-def test_blocks_are_shared_only_after_the_update_of_the_step_that_filled_them() -> None:
-    toy = engine(depth=2)
-    toy.add(toy_request("a", prompt(40), max_tokens=3))
-    toy.launch()
-    toy.add(toy_request("b", prompt(40), max_tokens=1))
-    toy.launch()
-    assert toy.plans[1].starts == [40, 0], "b read blocks of a step in flight"
-    toy.land()
-    toy.add(toy_request("c", prompt(40), max_tokens=1))
-    toy.launch()
-    assert toy.plans[2].starts[-1] == 32
-
-
-def test_salted_requests_do_not_share() -> None:
-    toy = engine()
-    for salt in ("x", "y", "x", None):
-        toy.add(toy_request(f"{salt}{len(toy.plans)}", prompt(40), max_tokens=1, cache_salt=salt))
-        toy.run()
-    assert [plan.starts for plan in toy.plans] == [[0], [0], [32], [0]]
-
-
-def test_reset_waits_for_nothing_and_forgets_everything() -> None:
-    toy = engine()
-    toy.add(toy_request("a", prompt(40), max_tokens=2))
-    toy.step()
-    assert not toy.scheduler.reset_prefix_cache()
-    toy.run()
-    assert toy.scheduler.reset_prefix_cache()
-    toy.add(toy_request("b", prompt(40), max_tokens=1))
-    toy.run()
-    assert toy.plans[-1].starts == [0]
 
 
 # The runner's side

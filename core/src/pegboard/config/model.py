@@ -161,6 +161,7 @@ def _family_config(family: ModelFamily, architecture: str, checkpoint: Checkpoin
         kind=checkpoint.kind,
         architecture=architecture,
         tensor_names=frozenset(checkpoint.tensors),
+        tensor_shapes={name: tensor.shape for name, tensor in checkpoint.tensors.items()},
     )
     family_config: FamilyConfig = family.config.load()(source)
     return family_config

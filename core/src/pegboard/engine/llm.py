@@ -234,7 +234,8 @@ def _listed(prompts: Any) -> list[Prompt]:
         return [prompts]
     if not isinstance(prompts, Sequence):
         raise RequestError(
-            f"prompts is a {type(prompts).__name__}, not text, token ids, a mapping or a list of these",
+            f"prompts is a {type(prompts).__name__}; allowed are text, token ids, a mapping or a "
+            "list of these",
             field="prompts",
         )
     if prompts and isinstance(prompts[0], int):

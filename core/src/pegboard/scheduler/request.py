@@ -124,9 +124,7 @@ class Request(msgspec.Struct, eq=False):
         The last known one must be computed for its logits, and so must every position whose
         successor's log-probability is still wanted.
         """
-        if self.params.prompt_logprobs is not None and self.scored < self.num_prompt - 1:
-            return self.scored
-        return self.known - 1
+        return self.scored if self.wants_scores else self.known - 1
 
     @property
     def wants_scores(self) -> bool:

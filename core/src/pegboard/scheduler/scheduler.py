@@ -74,7 +74,7 @@ class TokenBudgetScheduler:
         draft = Draft(self._steps, self._budget)
         resync = self._restate(draft)
         self._continue_running(draft)
-        if not draft.preempted:
+        if not draft.preempted:  # else blocks are short, and whoever waits would fail in vain
             self._admit_waiting(draft)
         return self._dispatch(draft, resync)
 
