@@ -3,10 +3,12 @@
 #   PYTHON        the interpreter that makes .venv (3.10 or newer)
 #   TORCH_INDEX   an additional package index, used for torch alone
 #   PROMPT        what `make demo` asks
+#   DEMO_ARGS     how it answers
 #   PYTEST_ARGS   passed on to pytest
 
 PYTHON ?= python3
 PROMPT ?= Explain in two sentences why the sky is blue.
+DEMO_ARGS ?= --temperature 0 --max-tokens 80
 PYTEST_ARGS ?=
 export TORCH_INDEX
 
@@ -33,7 +35,7 @@ setup-dev:
 	@$(PYTHON) scripts/setup_env.py --dev
 
 demo: setup
-	@model="$$($(PY) scripts/fetch_model.py)" && .venv/bin/pegboard run "$$model" "$(PROMPT)"
+	@model="$$($(PY) scripts/fetch_model.py)" && .venv/bin/pegboard run "$$model" "$(PROMPT)" $(DEMO_ARGS)
 
 test: setup-dev
 	@$(PY) scripts/fetch_model.py
@@ -59,6 +61,6 @@ bench-cpu: setup-dev
 	@model="$$($(PY) scripts/fetch_model.py)" && $(PY) -I tests/benchmarks/bench_cpu.py "$$model"
 
 clean:
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf build dist __pycache__ .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	rm -rf core/build core/dist plugin*/*/build plugin*/*/dist
 	find core plugin* tests scripts -name __pycache__ -prune -exec rm -rf {} +

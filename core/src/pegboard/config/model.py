@@ -193,9 +193,9 @@ def choose_dtype(
     """The compute dtype.
 
     `requested` other than ``"auto"`` is taken, or refused with `ConfigError` if the device lacks
-    it. ``"auto"``: the checkpoint's own (float32 for float64); for quantised weights the device's
-    preferred one; where the device lacks that, float32, which holds every value of float16 and
-    bfloat16 exactly, or else the device's preferred one.
+    it. ``"auto"``: the checkpoint's own (float32 for float64); for quantised weights bfloat16, the
+    dtype that their fast kernels take; where the device lacks that, float32, which holds every
+    value of float16 and bfloat16 exactly, or else the device's preferred one.
     """
     if requested != "auto":
         if supported is not None and requested not in supported:
@@ -205,8 +205,8 @@ def choose_dtype(
             )
         return requested
     wanted = "float32" if stored == "float64" else stored
-    if quantised and supported:
-        wanted = supported[0]
+    if quantised:
+        wanted = "bfloat16"
     if wanted not in DTYPES:
         raise ConfigError(
             f"dtype='auto': the checkpoint's dtype {stored!r} is none to compute in; name one of "
