@@ -27,7 +27,11 @@ class CommandLine:
     """The ``pegboard`` command of this environment, in a process of its own."""
 
     def __init__(self) -> None:
-        self.start = [sys.executable, "-Ic", "from pegboard.cli import main; raise SystemExit(main())"]
+        self.start = [
+            sys.executable,
+            "-Ic",
+            "from pegboard.cli import main; raise SystemExit(main())",
+        ]
 
     def __call__(
         self, *words: str, timeout: float = 120, env: dict[str, str] | None = None, **more: Any

@@ -6,7 +6,7 @@ The whole way is tested: files, configuration, names, loading, prompt scores and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -236,12 +236,12 @@ def test_every_shape_from_shards(shape: Shape, shards: int, tmp_path: Path) -> N
 
 
 @pytest.fixture(scope="module")
-def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Config, np.ndarray]]:
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Config, np.ndarray]:
     """One llama3 checkpoint: its folder, its configuration, and our distributions."""
     folder = tmp_path_factory.mktemp("scaled")
     write(Shape({"rope_parameters": LLAMA3}), folder)
     config = json.loads((folder / "config.json").read_text())
-    yield folder, config, np.concatenate([distributions(o) for o in answers(folder, 96)])
+    return folder, config, np.concatenate([distributions(o) for o in answers(folder, 96)])
 
 
 SCALING = {key: value for key, value in LLAMA3.items() if key != "rope_theta"}

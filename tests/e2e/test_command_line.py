@@ -1,0 +1,171 @@
+"""``pegboard run`` and ``pegboard bench`` as a person uses them, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegboard.testing.checkpoints import ByteVocabulary, write_tiny_model
+
+TEXT = "The quick brown fox. "
+LONG = TEXT * 150
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture(scope="module")
+def speaker(scripted_folder: Any) -> str:
+    """A model that answers the raw prompt "abc" with `LONG`."""
+    return str(scripted_folder(ByteVocabulary().ids(LONG.encode()), 3))
+
+
+def test_run_streams_an_answer_and_sums_it_up(pegboard: Any, smollm2_path: Path) -> None:
+    question = "What is the capital of France?"
+    words = ("run", str(smollm2_path), question, "--max-tokens", "8", "--temperature", "0")
+    outcome = pegboard(*words, "--max-model-len", "256")
+    assert outcome.returncode == 0, outcome.stderr
+    assert "Paris" in outcome.stdout
+    assert outcome.stdout.endswith("\n") and "tok/s" not in outcome.stdout
+    summary = outcome.stderr.strip().splitlines()[-1]
+    for part in (" prompt tokens", "8 output tokens", "tok/s", "first token after", "finish: "):
+        assert part in summary
+
+
+def test_run_prints_the_answer_alone_when_quiet_and_reads_a_prompt_from_standard_input(
+    pegboard: Any, speaker: str
+) -> None:
+    words = ("run", speaker, "-", "--raw", "-q", "--max-tokens", str(len(TEXT)))
+    outcome = pegboard(*words, input="abc")
+    assert (outcome.returncode, outcome.stdout) == (0, TEXT + "\n"), outcome.stderr
+    assert "tok/s" not in outcome.stderr
+
+
+def test_run_writes_text_as_it_comes(pegboard: Any, speaker: str) -> None:
+    """The first piece can be read long before the last, and a reader that leaves is no fault."""
+    with pegboard.popen("run", speaker, "abc", "--raw", "--max-tokens", "3000") as process:
+        first = process.stdout.read1(200)
+        assert first and len(first) < len(LONG) // 2
+        assert LONG.encode().startswith(first)
+        process.stdout.close()  # as `head -c 1` does
+        error = process.stderr.read().decode()
+        process.wait(60)
+    assert "Traceback" not in error and "BrokenPipe" not in error, error
+    assert process.returncode in (0, 1)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_an_interrupt_ends_the_answer_quietly(pegboard: Any, speaker: str) -> None:
+    with pegboard.popen("run", speaker, "abc", "--raw", "--max-tokens", "3000") as process:
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        said = process.stdout.read()
+        error = process.stderr.read().decode()
+        process.wait(60)
+    assert process.returncode == 130, error
+    assert "Traceback" not in error and "KeyboardInterrupt" not in error
+    assert len(said) < len(LONG) - 1, "it was interrupted before the end"
+
+
+def test_bench_latency_reports_figures_that_agree(pegboard: Any, tiny: str) -> None:
+    sizes = {"batch-size": 2, "input-len": 24, "output-len": 9, "runs": 2}
+    words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    outcome = pegboard("bench", "latency", tiny, *words, "--json")
+    assert outcome.returncode == 0, outcome.stderr
+    found = json.loads(outcome.stdout)
+    for name, size in sizes.items():
+        assert found[{"batch-size": "batch"}.get(name, name.replace("-", "_"))] == size
+    assert 0 < found["ttft_s"] < found["total_s"]
+    assert found["tpot_s"] == pytest.approx((found["total_s"] - found["ttft_s"]) / 8)
+    assert found["prefill_tok_s"] == pytest.approx(2 * 24 / found["ttft_s"])
+    assert found["decode_tok_s"] == pytest.approx(2 / found["tpot_s"])
+
+
+def test_a_path_that_does_not_exist_is_named(pegboard: Any, one_clear_line: Any) -> None:
+    one_clear_line(pegboard("run", "./no-such.gguf", "hi"), "./no-such.gguf", "no such file")
+
+
+def test_a_directory_without_a_model_is_named(
+    pegboard: Any, one_clear_line: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    one_clear_line(pegboard("run", str(tmp_path), "hi"), str(tmp_path), "notes.txt")
+
+
+def test_a_pickle_checkpoint_is_refused_by_name(
+    pegboard: Any, one_clear_line: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    outcome = pegboard("run", str(tmp_path), "hi")
+    one_clear_line(outcome, "pytorch_model.bin", "pickle", "safetensors")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--dtype", "int3"), ("dtype='int3'", "float32")),
+        (("--max-model-len", "0"), ("max_model_len=0", "at least 1")),
+        (("--max-model-len", "5000"), ("max_model_len=5000", "4096")),
+        (("--max-tokens", "-1"), ("max_tokens=-1", "0 or more")),
+        (("--max-tokens", "0"), ("max_tokens=0", "at least 1")),
+        (("--temperature", "-1"), ("temperature=-1.0", "0 (greedy) or more")),
+        (("--top-p", "2"), ("top_p=2.0", "at most 1")),
+        (("-o", "block_size=7"), ("block_size=7", "16")),
+        (("-o", "blok_size=8"), ("blok_size", "did you mean 'block_size'")),
+        (("-o", "block_size"), ("name=value",)),
+        (("-o", "seed=x"), ("seed='x'",)),
+    ],
+)
+def test_a_bad_value_is_one_clear_line(
+    tiny: str,
+    options: tuple[str, ...],
+    said: tuple[str, ...],
+    capfd: pytest.CaptureFixture[str],
+    one_clear_line: Any,
+) -> None:
+    """In this process, since only the words differ; the other tests start one."""
+    from pegboard.cli.dispatch import run
+
+    code = run(["run", tiny, "hi", *options])
+    text = capfd.readouterr()
+    one_clear_line(subprocess.CompletedProcess([], code, text.out, text.err), *said)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "model", "hi", "--no-such-option"), "--no-such-option"),
+        (("run", "model"), "PROMPT"),
+        (("bench", "latency"), "MODEL"),
+        (("bench", "speed", "model"), "speed"),
+        (("run", "model", "hi", "--max-tokens", "many"), "many"),
+    ],
+)
+def test_unknown_and_missing_words_are_bad_input(
+    words: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from pegboard.cli.dispatch import run
+
+    assert run(list(words)) == 2
+    error = capfd.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_bench_refuses_sizes_that_measure_nothing(
+    tiny: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from pegboard.cli.dispatch import run
+
+    for option in ("--output-len", "--input-len", "--batch-size", "--runs"):
+        assert run(["bench", "latency", tiny, option, "0"]) == 2
+        assert option[2:] in capfd.readouterr().err
