@@ -13,9 +13,9 @@ from pegboard.testing.checkpoints import write_tiny_model
 
 WEIGHTS = 1.3
 """Times the size of the file."""
-FIXED = 48 << 20
-"""Bytes for the rest of the engine, which do not grow with the file: the tokeniser of 49,152 tokens
-and what a step works with. The cache is kept too small to play a part."""
+PASSING = 32 << 20
+"""Bytes that are in use for a moment only and do not grow with the file: building a tokeniser of
+49,152 tokens, a step on trial. The cache is kept too small to play a part."""
 
 MEASURE = """
 import gc, json, sys
@@ -49,7 +49,7 @@ print(json.dumps({"peak": peak, "held": held, "kv": llm.cache.bytes()}))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.accept)])
 def test_loading_makes_no_second_copy_of_the_weights(
     smollm2_path: Path, tmp_path: Path, dtype: str
 ) -> None:
@@ -62,4 +62,5 @@ def test_loading_makes_no_second_copy_of_the_weights(
     shares = {name: f"{value / size:.2f} x file" for name, value in found.items()}
     print(dtype, shares)
     assert found["held"] >= size / 2, "the weights must be somewhere"
-    assert found["peak"] <= WEIGHTS * size + found["kv"] + FIXED, shares
+    assert found["held"] <= WEIGHTS * size + found["kv"], shares
+    assert found["peak"] <= WEIGHTS * size + found["kv"] + PASSING, shares

@@ -20,6 +20,8 @@ from pegboard import LLM, RequestOutput, SamplingParams
 from pegboard.testing.checkpoints import write_tiny_model
 from pegboard_testkit.near_tie import Comparison, assert_same, compare
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONTEXT = 256
 LONGEST = 150
 BLOCKS_FOR_ONE = {8: CONTEXT // 8 + 1, 16: CONTEXT // 16 + 1, 32: CONTEXT // 32 + 1}

@@ -107,7 +107,7 @@ def test_a_chat_answer_ends_at_the_models_end_id(exact: LLM) -> None:
 def test_refused_requests_leave_the_engine_working(exact: LLM) -> None:
     from pegboard.errors import RequestError
 
-    for bad in ("", [], [10**9], "word " * 600):
+    for bad in ("", [[]], [10**9], "word " * 600):
         with pytest.raises(RequestError):
             exact.generate(bad, use_tqdm=False)
     (output,) = exact.generate("One, two,", SamplingParams(max_tokens=1), use_tqdm=False)

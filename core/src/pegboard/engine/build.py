@@ -16,6 +16,7 @@ from pegboard.config.sources import open_tokenizer
 from pegboard.engine.core import EngineCore
 from pegboard.engine.inputs import InputProcessor
 from pegboard.engine.llm_engine import LLMEngine
+from pegboard.hostmemory import release_free_memory
 from pegboard.kv.groups import form_groups, size_cache
 from pegboard.logging import get_logger
 from pegboard.plugins import Board, load_plugins
@@ -58,8 +59,10 @@ def build_engine(
     board = board or load_plugins(strict=config.strict_plugins)
     model = resolve_model(board, config)
     tokenizer = load_tokenizer(board, config, model)
+    release_free_memory()  # before the weights come, so that they can have it
     executor = LOCAL_EXECUTOR.load()(board, config, model, progress=progress)
     core, cache = build_core(config, executor, model.max_model_len)
+    release_free_memory()
     inputs = InputProcessor(
         encoder=tokenizer,
         vocab_size=model.facts.vocab_size,
