@@ -11,6 +11,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
+import pytest
+
+from pegboard import EngineConfig, SamplingParams, errors
+from pegboard.api.hooks import HOOK_SURFACES
+from pegboard.testing.checkpoints import write_tiny_model
+from pegboard_quant_gguf.pretokenizers import PRETOKENIZERS
+from pegboard_quant_gguf.types import SUPPORTED_TYPES
+
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 FILE_LINE = re.compile(r"^# ([\w./-]+\.(?:py|toml))\n")
@@ -40,6 +49,16 @@ def example_commands(page: Path) -> Iterator[tuple[str, str]]:
         for step in block.split("$ ")[2:]:
             command, _, output = step.partition("\n")
             yield command, output
+
+
+def table(page: Path, header: str) -> dict[str, list[str]]:
+    """Rows of the table whose first heading is `header`, by first cell, without the backquotes."""
+    _, found, rest = page.read_text().partition(f"| {header} |")
+    assert found, f"{page.name} has no table that begins with {header!r}"
+    rows = rest.partition("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip().strip("`") for cell in row.strip("|").split(" |")] for row in rows]
+    assert len({row[0] for row in cells}) == len(cells), f"{header}: a row stands twice"
+    return {row[0]: row[1:] for row in cells}
 
 
 def pages_with_a_plugin(project_files: list[Path]) -> list[Path]:
@@ -156,6 +175,74 @@ def test_the_first_python_example_of_the_readme_runs(
     assert outcome.returncode == 0, outcome.stderr
     assert "The capital of France is" in outcome.stdout
     assert len(outcome.stdout.split()) > 25
+
+
+def test_the_examples_of_the_manual_run(
+    repo_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_tiny_model(tmp_path / "tiny")
+    monkeypatch.chdir(tmp_path)
+    printed = {}
+    for name, code in example_files(repo_root / "docs/using.md").items():
+        exec(compile(code, name, "exec"), {"__name__": "__main__"})
+        printed[name] = capsys.readouterr().out
+    assert printed.keys() == {"first.py", "chat.py", "stream.py", "salted.py"}
+    prompts, answers = zip(*(line.split()[:2] for line in printed["first.py"].splitlines()))
+    assert prompts == ("16", "16") and all(1 <= int(count) <= 8 for count in answers)
+    assert printed["chat.py"].endswith("<user>Why is the sky blue?\n<assistant>\n")
+    assert printed["stream.py"]
+    assert printed["salted.py"].splitlines() == ["ada 0", "ada 32", "bob 0"]
+
+
+def test_the_manual_lists_every_sampling_parameter_with_its_default(repo_root: Path) -> None:
+    rows = table(repo_root / "docs/using.md", "parameter")
+    usual = SamplingParams()
+    assert {name: row[0] for name, row in rows.items()} == {
+        name: repr(getattr(usual, name)) for name in SamplingParams.fields()
+    }
+
+
+def test_the_manual_lists_every_engine_option_with_its_default(repo_root: Path) -> None:
+    rows = table(repo_root / "docs/using.md", "option")
+    assert {name: row[0] for name, row in rows.items()} == {
+        field.name: "" if field.default is attrs.NOTHING else repr(field.default)
+        for field in attrs.fields(EngineConfig)
+    }
+
+
+def test_the_manual_lists_every_error_with_its_exit_code(repo_root: Path) -> None:
+    rows = table(repo_root / "docs/using.md", "class")
+    blames_a_value = {
+        name: issubclass(getattr(errors, name), ValueError)
+        for name in errors.__all__
+        if name != "PegboardError"
+    }
+    assert {name: row[1] for name, row in rows.items()} == {
+        name: "2" if value else "1" for name, value in blames_a_value.items()
+    }
+
+
+def test_the_status_page_lists_what_gguf_files_may_hold(repo_root: Path) -> None:
+    page = repo_root / "docs/status.md"
+    assert list(table(page, "type")) == list(SUPPORTED_TYPES)
+    assert set(table(page, "pre-tokeniser (`tokenizer.ggml.pre`)")) == set(PRETOKENIZERS)
+
+
+def test_the_guide_lists_every_surface_with_its_hook_and_contract(repo_root: Path) -> None:
+    page = repo_root / "docs/writing-a-plugin.md"
+    rows = table(page, "surface")
+    assert {row[1]: surface for surface, row in rows.items()} == HOOK_SURFACES
+    for surface, row in rows.items():
+        assert f"core/src/pegboard/api/{surface}.py" in row[2]
+
+
+def test_make_targets_are_listed_for_developers(repo_root: Path) -> None:
+    explained = set(re.findall(r'"make ([\w-]+)  ', (repo_root / "Makefile").read_text()))
+    listed = table(repo_root / "docs/development.md", "command")
+    assert set(listed) == {f"make {target}" for target in explained}
 
 
 def test_every_change_fragment_names_its_version_and_kind(repo_root: Path) -> None:

@@ -130,9 +130,7 @@ def main() -> None:
         rates = measure(engines, load, options.rounds, vocabulary)
         pairs = zip(rates["pegboard"], rates["reference"], strict=True)
         ratio = statistics.median(own / other for own, other in pairs)
-        cells = [
-            f"{statistics.median(r):.1f} ({min(r):.1f}-{max(r):.1f})" for r in rates.values()
-        ]
+        cells = [f"{statistics.median(r):.1f} ({min(r):.1f}-{max(r):.1f})" for r in rates.values()]
         print(f"{load.name:<24} {cells[0]:>22} {cells[1]:>22} {ratio:>7.2f}", flush=True)
         records.append({**attrs.asdict(load), "rates": rates, "ratio": ratio})
     if options.json is not None:

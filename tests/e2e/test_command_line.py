@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ Here = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def here(capfd: pytest.CaptureFixture[str], one_thread: None) -> Here:
+def here(capfd: pytest.CaptureFixture[str], one_thread: None) -> Iterator[Here]:
     """Runs a command line in this process, which has its libraries already."""
     from pegboard.cli.dispatch import run
 
@@ -34,7 +35,11 @@ def here(capfd: pytest.CaptureFixture[str], one_thread: None) -> Here:
         said = capfd.readouterr()
         return subprocess.CompletedProcess(words, code, said.out, said.err)
 
-    return call
+    root = logging.getLogger("pegboard")
+    before = list(root.handlers), root.level, root.propagate
+    yield call
+    root.handlers[:], root.propagate = before[0], before[2]  # ours writes to a captured stream
+    root.setLevel(before[1])
 
 
 @pytest.fixture(scope="module")

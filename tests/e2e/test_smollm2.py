@@ -72,7 +72,7 @@ def check_prompt(output: RequestOutput, rows: np.ndarray) -> None:
     assert output.prompt_logprobs is not None
     assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
     for place, entry in enumerate(output.prompt_logprobs[1:], 1):
-        assert entry is not None
+        assert entry is not None and output.prompt_token_ids[place] in entry
         for token, item in entry.items():
             assert item.logprob == pytest.approx(rows[place - 1, token], abs=1e-3)
 

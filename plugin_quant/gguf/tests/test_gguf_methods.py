@@ -221,3 +221,20 @@ def test_without_a_known_layout_the_tiles_do_the_work(monkeypatch: pytest.Monkey
     method = quantizer(QuantContext("bfloat16")).method(layer(("Q4_1",), (64,)))
     assert method is not None
     assert "codes" in method.finalise(loaded(("Q4_1",), (64,), "bfloat16"), None)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"kind": "head", "role": "vocab"}, {"kind": "embedding", "role": "vocab", "tied": True}],
+)
+def test_logits_are_not_rounded_to_the_compute_dtype(more: dict[str, Any]) -> None:
+    types, sizes = ("Q8_0",), (130,)
+    method = quantizer(QuantContext("bfloat16")).method(layer(types, sizes, **more))
+    assert method is not None
+    weights = loaded(types, sizes, "bfloat16")
+    params = method.finalise(weights, None)
+    x = torch.randn(3, INPUTS, generator=torch.Generator().manual_seed(9)).bfloat16()
+    logits = method.apply(params, x)
+    assert logits.dtype == torch.float32
+    expected = x.double() @ values(weights, types).double().T
+    assert (logits.double() - expected).norm() <= 1e-6 * expected.norm()

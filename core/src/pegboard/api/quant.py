@@ -137,7 +137,10 @@ class LinearMethod(Protocol):
         ...
 
     def apply(self, params: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
-        """``x [rows, in] -> [rows, sum(part_sizes)]`` in the dtype of `x`, without bias."""
+        """``x [rows, in] -> [rows, sum(part_sizes)]`` in the dtype of `x`, without bias.
+
+        Logits (of a head or a tied embedding) may be float32 whatever the dtype of `x`.
+        """
         ...
 
     def lookup(self, params: Mapping[str, Any], ids: torch.Tensor) -> torch.Tensor:

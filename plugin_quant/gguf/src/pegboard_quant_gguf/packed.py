@@ -109,33 +109,23 @@ class PackedNibbles:
         return torch.addcmul(zero - 8 * scale, blocks, scale).flatten(1)
 
     def _multiply_many(self, params: Params, x: torch.Tensor) -> torch.Tensor:
-        wide, inputs, half = x.to(self._many), x.shape[1], self._width // 2
-        outputs = params["packed"].shape[0]
+        wide, outputs = x.to(self._many), params["packed"].shape[0]
         out = x.new_empty(x.shape[0], outputs)
-        for start, stop, tile in walk_tiles(inputs, outputs, PAD, x.device):
+        for start, stop, tile in walk_tiles(x.shape[1], outputs, PAD, x.device):
             self._fill(params, start, stop, tile)
-            # [rows, half, group, place] -> [rows, group, half, place], which is the order of the
-            # outputs
-            product = torch.mm(wide, tile.to(self._many)).view(x.shape[0], 2, -1, half)
-            out[:, start:stop] = product.transpose(1, 2).flatten(1)
+            out[:, start:stop] = torch.mm(wide, tile.to(self._many))
         return out
 
     def _fill(self, params: Params, start: int, stop: int, tile: torch.Tensor) -> None:
-        """Unpack outputs ``start:stop`` into ``tile [inputs, (half, group, place)]``: all low
-        halves come first.
-
-        That order keeps the passes contiguous; the product is put right afterwards, at a fraction
-        of the cost.
-        """
+        """Unpack outputs ``start:stop`` into ``tile [inputs, stop - start]``."""
         inputs, half = tile.shape[0], self._width // 2
         # 16 bytes move as one element, which makes the transposition cheap.
         packed = params["packed"][start:stop].view(-1, inputs, half).view(torch.complex128)
         codes = packed.transpose(0, 1).contiguous().view(torch.uint8).view(inputs, -1)
-        low, high = tile.view(inputs, 2, -1).unbind(1)
-        low.copy_(codes & 15)
-        high.copy_(codes >> 4)
-        scales = params["scales"][:, start:stop].unflatten(1, (-1, 2, half)).permute(4, 0, 2, 1, 3)
-        scale, zero = scales.float().reshape(2, -1, 1, stop - start)
+        low, high = tile.view(inputs, -1, 2, half).unbind(2)
+        low.copy_((codes & 15).view_as(low))
+        high.copy_((codes >> 4).view_as(high))
+        scale, zero = params["scales"][:, start:stop].float().permute(2, 0, 1).unsqueeze(2)
         blocks = tile.view(-1, BLOCK, stop - start)
         torch.addcmul(zero - 8 * scale, blocks, scale, out=blocks)
 

@@ -127,6 +127,9 @@ class GgufMethod:
         self._types = stored_types
         self._dtype = dtype
         self._runs = self._make_runs(kernel)
+        # Rounding logits to bfloat16 costs more accuracy than all else in the fast way.
+        packed = any(isinstance(run.kernel, PackedNibbles) for run in self._runs)
+        self._wide_logits = (layer.kind == "head" or layer.tied) and not packed
 
     def parameters(self, part: int) -> tuple[ParamSpec, ...]:
         """The stored rows of one part: bytes of a block type, or a plain weight in the compute
@@ -166,7 +169,10 @@ class GgufMethod:
         return runtime
 
     def apply(self, params: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
-        """``x [rows, in] -> [rows, sum(part_sizes)]`` in the dtype of `x`, without bias."""
+        """``x [rows, in] -> [rows, sum(part_sizes)]`` without bias, in the dtype of `x` or, for
+        logits that are computed in float32 anyway, in float32."""
+        if self._wide_logits:
+            x = x.float()
         if x.shape[0] == 0:
             return x.new_empty(0, sum(run.outputs for run in self._runs))
         products = [run.kernel.multiply(run.own(params), x, run.outputs) for run in self._runs]
