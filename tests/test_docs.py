@@ -190,8 +190,9 @@ def test_the_examples_of_the_manual_run(
         exec(compile(code, name, "exec"), {"__name__": "__main__"})
         printed[name] = capsys.readouterr().out
     assert printed.keys() == {"first.py", "chat.py", "stream.py", "salted.py"}
-    prompts, answers = zip(*(line.split()[:2] for line in printed["first.py"].splitlines()))
-    assert prompts == ("16", "16") and all(1 <= int(count) <= 8 for count in answers)
+    counts = [line.split()[:2] for line in printed["first.py"].splitlines()]
+    assert [prompt for prompt, _ in counts] == ["16", "16"]
+    assert all(1 <= int(answer) <= 8 for _, answer in counts)
     assert printed["chat.py"].endswith("<user>Why is the sky blue?\n<assistant>\n")
     assert printed["stream.py"]
     assert printed["salted.py"].splitlines() == ["ada 0", "ada 32", "bob 0"]
