@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from pegboard.api.kv import FullAttentionSpec, KVSlot
@@ -115,3 +116,13 @@ def test_a_request_takes_blocks_in_every_group() -> None:
 
 def test_a_model_without_cache_needs_none() -> None:
     assert size_cache((), config(), 0, 100).bytes() == 0
+
+
+def test_an_automatic_cache_is_no_larger_than_four_full_loads() -> None:
+    groups = form_groups([KVSlot(0, "self", FullAttentionSpec(1, 8, "float32"))], 16)
+    config = EngineConfig(model="m", max_num_seqs=4)
+    cache = size_cache(groups, config, 1 << 40, max_model_len=64)
+    assert cache.num_blocks == 1 + 4 * 4 * (64 // 16)
+    assert "enough for 4 times what max_num_seqs=4" in cache.reason
+    asked = attrs.evolve(config, kv_cache_memory_bytes=1 << 20)
+    assert size_cache(groups, asked, 0, max_model_len=64).num_blocks == (1 << 20) // (16 * 64)

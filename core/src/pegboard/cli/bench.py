@@ -35,6 +35,12 @@ def latency(
     dtype: Annotated[
         str, typer.Option(help="auto, float32 (exact), bfloat16 or float16.")
     ] = "auto",
+    platform: Annotated[
+        str | None, typer.Option(help="The device's platform. Default: the best usable one.")
+    ] = None,
+    attention_backend: Annotated[
+        str | None, typer.Option(help="Default: the best one that serves the model.")
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="Engine settings, name=value.")
     ] = None,
@@ -53,6 +59,8 @@ def latency(
         )
     settings = {
         "dtype": dtype,
+        "platform": platform,
+        "attention_backend": attention_backend,
         "max_model_len": input_len + output_len,
         "max_num_seqs": max(batch_size, 8),
         **engine_options(option or []),

@@ -40,6 +40,12 @@ def run(
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest prompt plus answer, in tokens.")
     ] = None,
+    platform: Annotated[
+        str | None, typer.Option(help="The device's platform. Default: the best usable one.")
+    ] = None,
+    attention_backend: Annotated[
+        str | None, typer.Option(help="Default: the best one that serves the model.")
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="Further engine settings, name=value."),
@@ -51,7 +57,13 @@ def run(
 
     given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
     sampling = {"max_tokens": max_tokens, **{k: v for k, v in given.items() if v is not None}}
-    settings = {"dtype": dtype, "max_model_len": max_model_len, **engine_options(option or [])}
+    settings = {
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "platform": platform,
+        "attention_backend": attention_backend,
+        **engine_options(option or []),
+    }
     text = sys.stdin.read() if prompt == "-" else prompt
     with loading_bar(quiet) as progress, LLM(model, progress=progress, **settings) as llm:
         progress.finish()

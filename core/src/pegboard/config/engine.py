@@ -116,7 +116,7 @@ class EngineConfig:
     platform: str | None = attrs.field(default=None, validator=_text(optional=True))
     attention_backend: str | None = attrs.field(default=None, validator=_text(optional=True))
     chat_template: str | None = attrs.field(default=None, validator=_text(optional=True))
-    """Path or source of a template that replaces the model's."""
+    """Path or source of a template that replaces the model's, or the name of one of the model's."""
     strict_plugins: bool = attrs.field(default=False, validator=_boolean)
 
     @watermark.validator

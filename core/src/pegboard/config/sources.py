@@ -16,6 +16,9 @@ __all__ = ["find_checkpoint", "open_checkpoint", "open_tokenizer", "select_sourc
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
+_FILE_ENDINGS = (".bin", ".ckpt", ".gguf", ".json", ".pt", ".pth", ".safetensors")
+"""A name that ends like this means a file; no hub id does."""
+
 _HUB_FILES = (
     "*.safetensors",
     "*.safetensors.index.json",
@@ -59,9 +62,7 @@ def find_checkpoint(model: str, revision: str | None = None) -> str:
 
 def _looks_like_path(model: str) -> bool:
     rooted = model.startswith(("/", "./", "../", "~")) or model in (".", "..")
-    return (
-        rooted or "\\" in model or model.count("/") > 1 or model.endswith((".gguf", ".safetensors"))
-    )
+    return rooted or "\\" in model or model.count("/") > 1 or model.endswith(_FILE_ENDINGS)
 
 
 def _fetch(model: str, revision: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,7 @@ class LLM:
         self.board = built.board
         self.engine = built.engine
         self._tokenizer = built.tokenizer
+        self._own_template = _read_template(config.chat_template)
         self._templates: dict[tuple[str | None, bool], ChatTemplate] = {}
         self._serial = 0
 
@@ -213,7 +215,7 @@ class LLM:
         return params  # type: ignore[return-value]
 
     def _template(self, source: str | None, with_tools: bool) -> ChatTemplate:
-        key = (source or self.config.chat_template, with_tools)
+        key = (source or self._own_template, with_tools)
         if key not in self._templates:  # compiling one takes milliseconds
             self._templates[key] = ChatTemplate.choose(
                 key[0],
@@ -257,6 +259,17 @@ def _ranks(priority: Sequence[int] | None, count: int) -> list[int]:
             f"priority has {len(priority)} entries for {count} prompts", field="priority"
         )
     return list(priority)
+
+
+def _read_template(given: str | None) -> str | None:
+    """The operator's template: the content of a file if there is one of that name, else `given`.
+
+    Templates that come with a request are never looked up in the file system.
+    """
+    if given is None or "\n" in given or not os.path.isfile(given):
+        return given
+    with open(given, encoding="utf-8") as file:
+        return file.read()
 
 
 def _progress_bar(total: int, shown: bool) -> Any:

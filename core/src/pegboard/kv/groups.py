@@ -10,6 +10,11 @@ from pegboard.errors import PluginError, ResourceError
 
 __all__ = ["blocks_for", "form_groups", "longest_request", "size_cache"]
 
+USEFUL_LOADS = 4
+"""Times the blocks of a full load (every request as long as the context) that an automatic cache
+has at most. More would never be filled by a small model, but the books of millions of blocks cost
+memory and time."""
+
 
 def form_groups(slots: Sequence[KVSlot], block_size: int) -> tuple[KVGroup, ...]:
     """Put slots with equal specifications into one group each, in order of first appearance.
@@ -76,13 +81,16 @@ def size_cache(
     if not groups:
         return KVCacheConfig(groups=(), num_blocks=1, reason="The model caches nothing.")
     page = sum(group.page_bytes() for group in groups)
-    blocks, reason = _count_blocks(config, page, available_bytes)
+    useful = 1 + USEFUL_LOADS * config.max_num_seqs * blocks_for(groups, max_model_len)
+    blocks, reason = _count_blocks(config, page, available_bytes, useful)
     _check_fit(groups, page, blocks, reason, max_model_len)
     return KVCacheConfig(groups=tuple(groups), num_blocks=blocks, reason=f"{reason}.")
 
 
-def _count_blocks(config: EngineConfig, page: int, available_bytes: int) -> tuple[int, str]:
-    """Number of blocks, and where it comes from."""
+def _count_blocks(
+    config: EngineConfig, page: int, available_bytes: int, useful: int
+) -> tuple[int, str]:
+    """Number of blocks, and where it comes from; `useful` bounds what is not asked for."""
     override = config.num_gpu_blocks_override
     if override is not None:
         return override, f"num_gpu_blocks_override asks for {override} blocks of {_size(page)}"
@@ -90,7 +98,11 @@ def _count_blocks(config: EngineConfig, page: int, available_bytes: int) -> tupl
     room = max(given if given is not None else available_bytes, 0)
     source = "kv_cache_memory_bytes gives" if given is not None else "the profile leaves"
     blocks = room // page
-    return blocks, f"{source} {_size(room)}, which is {blocks} blocks of {_size(page)}"
+    reason = f"{source} {_size(room)}, which is {blocks} blocks of {_size(page)}"
+    if given is None and blocks > useful:
+        full = f"{USEFUL_LOADS} times what max_num_seqs={config.max_num_seqs} requests can hold"
+        return useful, f"{reason}; {useful} are enough for {full}"
+    return blocks, reason
 
 
 def _check_fit(
