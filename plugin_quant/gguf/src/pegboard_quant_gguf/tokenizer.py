@@ -64,7 +64,8 @@ class _Reader:
         special = {*named.values(), *ends}
         bos = named.get("bos_token")
         return TokenizerSpec(
-            json=json.dumps(self._serialised(pre, tokens, special, bos), ensure_ascii=False),
+            # Escapes keep it ASCII: a string with one wide letter takes twice the room.
+            json=json.dumps(self._serialised(pre, tokens, special, bos)),
             source=self.source,
             vocab_size=len(tokens),
             bos_token_id=bos,
