@@ -126,3 +126,10 @@ def test_a_bad_setting_is_refused_by_name(model: Path, option: str, value: Any) 
 def test_the_token_budget_must_reach_every_running_request(model: Path) -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens=4 .*at least max_num_seqs"):
         LLM(str(model), max_num_batched_tokens=4)
+
+
+def test_a_priority_that_no_policy_looks_at_is_refused(llm: LLM) -> None:
+    assert len(llm.generate("a", GREEDY, use_tqdm=False, priority=[0])) == 1
+    with pytest.raises(RequestError, match="priority=1") as caught:
+        llm.generate("a", GREEDY, use_tqdm=False, priority=[1])
+    assert caught.value.field == "priority"

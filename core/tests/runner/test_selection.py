@@ -105,3 +105,8 @@ def test_a_wanted_backend_is_not_replaced_and_missing_features_are_named():
 def test_equal_backends_are_an_error():
     with pytest.raises(SelectionError, match=r"a and b are equally good.*--attention-backend"):
         choose_backend([backend("a"), backend("b")], GROUP, WISH)
+
+
+def test_a_backend_that_leaves_the_kv_write_to_the_core_is_not_taken():
+    with pytest.raises(SelectionError, match="leaves the KV write to the core"):
+        choose_backend([backend("separate", fused_kv_write=False)], GROUP, WISH)

@@ -81,7 +81,8 @@ class LLM:
             list of prompts with
                 one seed gives each prompt that seed, so equal prompts get equal answers.
             use_tqdm: Show a progress bar on the terminal.
-            priority: One integer per prompt, lower first, where the policy looks at it.
+            priority: One integer per prompt; only 0 is allowed, since this version's scheduler
+                serves requests in order of arrival.
 
         Raises:
             RequestError: A prompt or parameter is not allowed. All are checked before any of them

@@ -54,6 +54,12 @@ class LLMEngine:
         """Queue a request. Raises `RequestError` or `ResourceError` and then keeps nothing of
         it."""
         self._check_alive()
+        if priority != 0:
+            raise RequestError(
+                f"priority={priority!r} is not allowed: 0, since the scheduler serves requests in "
+                "order of arrival",
+                field="priority",
+            )
         if request_id in self._outputs.live():
             raise RequestError(
                 f"request_id={request_id!r} is in use by a live request", field="request_id"

@@ -60,11 +60,17 @@ def tile_width(inputs: int, outputs: int, step: int) -> int:
     return ceil(outputs / tiles / step) * step
 
 
-def walk_tiles(inputs: int, outputs: int, step: int, device: torch.device) -> Iterator[Tile]:
+def walk_tiles(
+    inputs: int,
+    outputs: int,
+    step: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[Tile]:
     """Tiles that cover all outputs, one after the other in the same memory; widths are multiples
     of `step`."""
     width = tile_width(inputs, outputs, step)
-    buffer = torch.empty(inputs * min(width, outputs), device=device)
+    buffer = torch.empty(inputs * min(width, outputs), device=device, dtype=dtype)
     for start in range(0, outputs, width):
         stop = min(start + width, outputs)
         yield start, stop, buffer[: inputs * (stop - start)].view(inputs, stop - start)

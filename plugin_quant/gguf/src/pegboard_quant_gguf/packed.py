@@ -111,23 +111,26 @@ class PackedNibbles:
     def _multiply_many(self, params: Params, x: torch.Tensor) -> torch.Tensor:
         wide, outputs = x.to(self._many), params["packed"].shape[0]
         out = x.new_empty(x.shape[0], outputs)
-        for start, stop, tile in walk_tiles(x.shape[1], outputs, PAD, x.device):
+        for start, stop, tile in walk_tiles(x.shape[1], outputs, PAD, x.device, self._many):
             self._fill(params, start, stop, tile)
-            out[:, start:stop] = torch.mm(wide, tile.to(self._many))
+            out[:, start:stop] = torch.mm(wide, tile)
         return out
 
     def _fill(self, params: Params, start: int, stop: int, tile: torch.Tensor) -> None:
-        """Unpack outputs ``start:stop`` into ``tile [inputs, stop - start]``."""
+        """Unpack outputs ``start:stop`` into ``tile [inputs, stop - start]``.
+
+        Codes less 8, scales and zeros are exact in bfloat16 too; only the values are rounded.
+        """
         inputs, half = tile.shape[0], self._width // 2
         # 16 bytes move as one element, which makes the transposition cheap.
         packed = params["packed"][start:stop].view(-1, inputs, half).view(torch.complex128)
         codes = packed.transpose(0, 1).contiguous().view(torch.uint8).view(inputs, -1)
         low, high = tile.view(inputs, -1, 2, half).unbind(2)
-        low.copy_((codes & 15).view_as(low))
-        high.copy_((codes >> 4).view_as(high))
-        scale, zero = params["scales"][:, start:stop].float().permute(2, 0, 1).unsqueeze(2)
+        low.copy_((codes & 15).view(torch.int8).sub_(8).view_as(low))
+        high.copy_((codes >> 4).view(torch.int8).sub_(8).view_as(high))
+        scale, zero = params["scales"][:, start:stop].to(tile.dtype).permute(2, 0, 1).unsqueeze(2)
         blocks = tile.view(-1, BLOCK, stop - start)
-        torch.addcmul(zero - 8 * scale, blocks, scale, out=blocks)
+        torch.addcmul(zero, blocks, scale, out=blocks)
 
 
 def _pack(codes: torch.Tensor) -> torch.Tensor:

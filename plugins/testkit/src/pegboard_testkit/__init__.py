@@ -1,4 +1,4 @@
-"""Conformance kit for Pegboard plugins: the toys of `pegboard.testing` hung on the board."""
+"""Conformance kits for Pegboard plugins, and the toys of `pegboard.testing` hung on the board."""
 
 from __future__ import annotations
 

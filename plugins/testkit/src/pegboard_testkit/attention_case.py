@@ -1,0 +1,185 @@
+"""Random requests for an attention kernel, their paged storage, and attention by its definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from pegboard.api.attention import (
+    AttentionContext,
+    AttentionInputs,
+    AttentionKernel,
+    AttentionLayer,
+    AttentionStep,
+)
+from pegboard.api.kv import FullAttentionSpec, KVGroup, KVTensors
+
+__all__ = ["AttentionCase", "KernelFactory", "Rows", "Setting"]
+
+Rows = Sequence[tuple[int, int]]
+"""Per row of a step: query tokens, and tokens known after the step; the queries are the last."""
+
+KernelFactory = Callable[[AttentionContext], AttentionKernel]
+
+SLOT = "0.self"
+CANONICAL = ("kv", "block", "token", "head", "dim")
+SPARE_BLOCKS = 2
+"""Blocks that no request owns, beside the null block."""
+
+
+@attrs.frozen
+class Setting:
+    """Shapes and dtypes of one layer; dtypes by torch name."""
+
+    heads: int = 4
+    kv_heads: int = 2
+    head_size: int = 16
+    block_size: int = 16
+    dtype: str = "float32"
+    kv_dtype: str = "float32"
+    device: str = "cpu"
+    layout: int = 0
+    """Which of the layouts that the kernel offers."""
+
+
+class AttentionCase:
+    """Requests of given lengths with random queries, keys and values, one layer, one kernel.
+
+    Keys and values are rounded to the dtype of the cache, so that what a kernel takes from its
+    inputs and what it reads back are the same numbers. Blocks are dealt at random; every place that
+    holds no token of a request is NaN.
+    """
+
+    def __init__(
+        self, kernel: KernelFactory, lengths: Sequence[int], setting: Setting, seed: int = 0
+    ) -> None:
+        self.lengths = list(lengths)
+        self.setting = setting
+        self._device = torch.device(setting.device)
+        spec = FullAttentionSpec(setting.kv_heads, setting.head_size, setting.kv_dtype)
+        group = KVGroup(0, spec, setting.block_size, (SLOT,))
+        self.layer = AttentionLayer(
+            setting.heads, setting.kv_heads, setting.head_size, 0.7 * setting.head_size**-0.5
+        )
+        dtype = getattr(torch, setting.dtype)
+        most = max(sum(self.lengths), 1)
+        self.kernel = kernel(AttentionContext(group, dtype, self._device, len(lengths), most))
+        self.blocks = self._deal(torch.Generator().manual_seed(seed))
+        layout = self.kernel.layouts(spec)[setting.layout]
+        assert sorted(layout.axes) == sorted(CANONICAL), (
+            f"layout {layout.name!r} has the axes {', '.join(layout.axes)}; it must have each of "
+            f"{', '.join(CANONICAL)} once"
+        )
+        count = 1 + SPARE_BLOCKS + sum(map(len, self.blocks))
+        shape = layout.shape(spec, count, setting.block_size)
+        data = torch.empty(shape, dtype=getattr(torch, setting.kv_dtype), device=self._device)
+        self.kv = KVTensors(SLOT, 0, spec, layout, data)
+        self.storage = data.permute([layout.axes.index(axis) for axis in CANONICAL])
+        """View ``[kv, block, token, head, dim]`` of the storage, whatever its layout."""
+        self.redraw(seed)
+
+    def redraw(self, seed: int) -> None:
+        """Other queries, keys and values, as in another layer; the storage is empty again."""
+        draw = torch.Generator().manual_seed(seed)
+        size = self.setting
+        rounded = getattr(torch, size.kv_dtype)
+        dtype = getattr(torch, size.dtype)
+
+        def random(tokens: int, heads: int) -> torch.Tensor:
+            values = torch.randn(tokens, heads, size.head_size, generator=draw)
+            return values.to(self._device)
+
+        self.queries = [random(n, size.heads).to(dtype) for n in self.lengths]
+        self.keys = [random(n, size.kv_heads).to(rounded) for n in self.lengths]
+        self.values = [random(n, size.kv_heads).to(rounded) for n in self.lengths]
+        self.storage.fill_(torch.nan)
+
+    def fill(self, rows: Rows) -> None:
+        """Store what was known before a step of `rows`."""
+        for row, (count, length) in enumerate(rows):
+            self.store(row, 0, length - count)
+
+    def store(self, row: int, begin: int, end: int) -> None:
+        """Store keys and values of tokens `begin` to `end` of one request."""
+        block, offset = self.places(row, begin, end)
+        self.storage[0, block, offset] = self.keys[row][begin:end]
+        self.storage[1, block, offset] = self.values[row][begin:end]
+
+    def places(self, row: int, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Block and offset of tokens `begin` to `end` of one request."""
+        tokens = torch.arange(begin, end)
+        blocks = torch.tensor(self.blocks[row], dtype=torch.int64)
+        size = self.setting.block_size
+        return blocks[tokens // size].to(self._device), (tokens % size).to(self._device)
+
+    def run(self, rows: Rows, which: Sequence[int] | None = None) -> list[torch.Tensor]:
+        """One step over rows, or over those that are named: ``[queries, heads, dim]`` per row."""
+        which = range(len(rows)) if which is None else which
+        return self.forward(rows, self.kernel.plan(self.step(rows, which)), which)
+
+    def step(self, rows: Rows, which: Sequence[int]) -> AttentionStep:
+        """The step as the runner would describe it."""
+        counts, lengths = ([rows[row][part] for row in which] for part in (0, 1))
+        size = self.setting.block_size
+        lists = [self.blocks[row][: -(-rows[row][1] // size)] for row in which]
+        table = torch.zeros(len(lists), max(map(len, lists)), dtype=torch.int32)
+        slots = []
+        for place, row in enumerate(which):
+            table[place, : len(lists[place])] = torch.tensor(lists[place], dtype=torch.int32)
+            count, length = rows[row]
+            block, offset = self.places(row, length - count, length)
+            slots.append(block * size + offset)
+        return AttentionStep(
+            counts,
+            lengths,
+            lists,
+            torch.tensor([0, *counts]).cumsum(0).to(self._device, torch.int32),
+            torch.tensor(lengths, dtype=torch.int32, device=self._device),
+            table.to(self._device),
+            torch.cat(slots),
+        )
+
+    def forward(
+        self, rows: Rows, metadata: Any, which: Sequence[int] | None = None
+    ) -> list[torch.Tensor]:
+        """One layer of a planned step."""
+        which = range(len(rows)) if which is None else which
+        dtype = getattr(torch, self.setting.dtype)
+        new = [
+            torch.cat([part[row][slice(*_span(rows[row]))] for row in which]).to(dtype)
+            for part in (self.queries, self.keys, self.values)
+        ]
+        found = self.kernel.forward(self.layer, AttentionInputs(*new), self.kv, metadata)
+        assert found.shape == new[0].shape, f"shape {list(found.shape)}, not {list(new[0].shape)}"
+        assert found.dtype == dtype, f"dtype {found.dtype}, not {dtype}"
+        return list(found.split([rows[row][0] for row in which]))
+
+    def expected(self, rows: Rows) -> list[torch.Tensor]:
+        """Softmax attention by its definition, in float64: ``[queries, heads, dim]`` per row."""
+        group = self.setting.heads // self.setting.kv_heads
+        found = []
+        for row, (count, length) in enumerate(rows):
+            query = self.queries[row][length - count : length].double()
+            keys, values = (
+                part[row][:length].double().repeat_interleave(group, 1)
+                for part in (self.keys, self.values)
+            )
+            scores = torch.einsum("qhd,khd->hqk", query, keys) * self.layer.scale
+            seen = torch.ones(count, length, dtype=torch.bool, device=self._device)
+            scores = scores.masked_fill(~seen.tril(length - count), -torch.inf)
+            found.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
+        return found
+
+    def _deal(self, draw: torch.Generator) -> list[list[int]]:
+        """Block ids per request, in random order; 0 is the null block."""
+        counts = [-(-length // self.setting.block_size) for length in self.lengths]
+        ids = 1 + torch.randperm(sum(counts) + SPARE_BLOCKS, generator=draw)
+        return [part.tolist() for part in ids[: sum(counts)].split(counts)]
+
+
+def _span(row: tuple[int, int]) -> tuple[int, int]:
+    count, length = row
+    return length - count, length
