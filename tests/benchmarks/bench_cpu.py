@@ -28,7 +28,10 @@ Generate = Callable[[list[list[int]], int], None]
 
 @attrs.frozen
 class Workload:
-    """`batch` prompts of `prompt` tokens; decode rates from `output` tokens, or None for prompt rates."""
+    """`batch` prompts of `prompt` tokens.
+
+    The rate of decoding, from `output` tokens; with None, that of prompt processing.
+    """
 
     name: str
     batch: int

@@ -124,7 +124,7 @@ def test_a_bad_setting_is_refused_by_name(model: Path, option: str, value: Any) 
 
 
 def test_the_token_budget_must_reach_every_running_request(model: Path) -> None:
-    with pytest.raises(ConfigError, match="max_num_batched_tokens=4 .*at least max_num_seqs"):
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens=4 .*at least max_num_seqs"):
         LLM(str(model), max_num_batched_tokens=4)
 
 

@@ -27,7 +27,7 @@ class ScriptedModel(torch.nn.Module):
         """``[T, 8]``: the position in the first feature, zeros elsewhere."""
         silent = self.embed(batch.ids, batch).mul(0.0).unsqueeze(1)
         attended = self.attention(AttentionInputs(silent, silent, silent), batch).squeeze(1)
-        hidden = attended.to(torch.float32).mul(0.0)
+        hidden: torch.Tensor = attended.to(torch.float32).mul(0.0)
         hidden[:, 0] = batch.positions.to(torch.float32)
         return hidden
 

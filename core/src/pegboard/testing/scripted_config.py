@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -13,6 +14,10 @@ from pegboard.errors import ConfigError
 __all__ = ["ScriptedConfig", "read_scripted", "scripted_weights"]
 
 
+def _integers(values: Iterable[int]) -> tuple[int, ...]:
+    return tuple(values)
+
+
 @attrs.frozen(kw_only=True)
 class ScriptedConfig:
     """The token after position ``offset + i`` is ``script[i]``; after the script comes the first
@@ -21,7 +26,7 @@ class ScriptedConfig:
     With a prompt of p tokens and ``offset = p - 1`` the output is the script.
     """
 
-    script: tuple[int, ...] = attrs.field(converter=tuple)
+    script: tuple[int, ...] = attrs.field(converter=_integers)
     offset: int
     vocab_size: int
     max_positions: int = 4096
