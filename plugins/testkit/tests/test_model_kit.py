@@ -190,6 +190,18 @@ def test_a_reference_of_the_wrong_shape_is_named(tmp_path: Path) -> None:
         kit.test_log_probabilities_equal_the_reference(model)
 
 
+@pytest.mark.parametrize(("context", "block_size", "least"), [(63, 8, 64), (95, 32, 96)])
+def test_a_context_that_is_too_short_for_the_tests_is_named(
+    context: int, block_size: int, least: int, tmp_path: Path
+) -> None:
+    kit = TinyKit()
+    kit.context, kit.block_size = context, block_size
+    found = failures(kit, tmp_path)
+    assert set(found.values()) == {f"context={context}: the tests need at least {least}"}
+    kit.context = least
+    assert not failures(kit, tmp_path)
+
+
 @pytest.mark.parametrize("missing", ["checkpoint", "logits"])
 def test_an_incomplete_kit_says_what_is_missing(missing: str) -> None:
     with pytest.raises(AssertionError, match=f"ModelKit must define {missing}"):

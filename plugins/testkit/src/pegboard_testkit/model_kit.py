@@ -46,7 +46,8 @@ class ModelKit:
     family: str
     """Name in the family's descriptor: the tests fail if another family answers."""
     context = 128
-    """Longest sequence, in tokens, that the tests make; the model must allow it."""
+    """Longest sequence, in tokens, that the tests make; the model must allow it. At least 64, and
+    at least three blocks."""
     block_size = 8
     """Tokens per KV block."""
     logprob_tolerance = 1e-4
@@ -126,6 +127,8 @@ class ModelKit:
     @contextmanager
     def engine(self, model: Path, **options: Any) -> Iterator[LLM]:
         """An engine with exact arithmetic and room for the sequences of the tests."""
+        least = max(64, 3 * self.block_size)
+        assert self.context >= least, f"context={self.context}: the tests need at least {least}"
         common = {
             "dtype": "float32",
             "max_model_len": self.context,

@@ -4,12 +4,13 @@ Products over one row and over sixty-four differ in their last bits, so two corr
 different tokens where the two likeliest ones are all but equal. Decodings count as the same if,
 along the tokens that *ours* chose, every log-probability agrees within a tolerance, every token
 that is not the reference's likeliest one lies within `gap` nats of it, and at most `share` of the
-positions are such ties.
+positions are such ties. A figure that is not a number fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import attrs
 
@@ -33,8 +34,8 @@ class Comparison:
         return Comparison(
             self.positions + other.positions,
             self.ties + other.ties,
-            max(self.worst_gap, other.worst_gap),
-            max(self.worst_logprob, other.worst_logprob),
+            _worst((self.worst_gap, other.worst_gap)),
+            _worst((self.worst_logprob, other.worst_logprob)),
         )
 
 
@@ -47,12 +48,21 @@ def compare(
         chosen: The reference's log-probability of each token.
         best: The reference's highest log-probability at each position.
         logprobs: Our own log-probability of each token; None leaves them out.
+
+    Raises:
+        ValueError: The sequences differ in length, or a `best` is below its `chosen`.
     """
     gaps = [top - own for top, own in zip(best, chosen, strict=True)]
-    off = [0.0]
+    for place, gap in enumerate(gaps):
+        if gap < 0:
+            raise ValueError(
+                f"best[{place}]={best[place]} is below chosen[{place}]={chosen[place]}; it must be "
+                "the highest log-probability at the position"
+            )
+    off: list[float] = []
     if logprobs is not None:
-        off += [abs(ours - own) for ours, own in zip(logprobs, chosen, strict=True)]
-    return Comparison(len(gaps), sum(gap > 0 for gap in gaps), max(gaps, default=0.0), max(off))
+        off = [abs(ours - own) for ours, own in zip(logprobs, chosen, strict=True)]
+    return Comparison(len(gaps), sum(gap > 0 for gap in gaps), _worst(gaps), _worst(off))
 
 
 def assert_same(
@@ -66,3 +76,13 @@ def assert_same(
     assert found.worst_gap <= gap, f"a token lies {found.worst_gap} nats below the likeliest one"
     allowed = max(1, int(share * found.positions))
     assert found.ties <= allowed, f"{found.ties} of {found.positions} positions differ"
+
+
+def _worst(values: Iterable[float]) -> float:
+    """The largest, 0 if there is none; NaN if there is one, which `max` may drop."""
+    worst = 0.0
+    for value in values:
+        if math.isnan(value):
+            return value
+        worst = max(worst, value)
+    return worst
