@@ -177,8 +177,8 @@ def test_plain_layers_are_left_to_the_core() -> None:
 
 def test_what_is_not_supported_is_refused_by_name() -> None:
     give = quantizer(QuantContext("float32")).method
-    with pytest.raises(UnsupportedError, match=r"layers.0.x: tensor 'blk.0.1.weight' .* Q6_K"):
-        give(layer(("Q4_1", "Q6_K"), (8, 8)))
+    with pytest.raises(UnsupportedError, match=r"layers.0.x: tensor 'blk.0.1.weight' .* TQ1_0"):
+        give(layer(("Q4_1", "TQ1_0"), (8, 8)))
     with pytest.raises(UnsupportedError, match="quantised experts"):
         give(layer(("Q4_1",), (8,), kind="experts", experts=4))
     odd = LayerSpec(

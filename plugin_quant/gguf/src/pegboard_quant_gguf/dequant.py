@@ -13,23 +13,26 @@ Q4_1 d(2) m(2) q(16)       32           d * q + m
 ==== ===================== ============ ====================================
 
 Byte j of a 4-bit block holds element j in its low half and element j + 16 in its high half. A
-further type is a further function in `DEQUANTISERS`.
+further type is a further function in `DEQUANTISERS`. The 5-bit, K and IQ4 types are described in
+`unpack`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import MappingProxyType
 
 import torch
 
 from pegboard.errors import UnsupportedError
 from pegboard_quant_gguf.types import TYPES_BY_NAME
+from pegboard_quant_gguf.unpack import LAYOUTS, unpack
 
 __all__ = ["DEQUANTISERS", "dequantise_rows", "split_blocks"]
 
-_CHUNK_BLOCKS = 8192
-# Blocks handled at once: 1 MiB of floats, so that the passes over them stay in the cache.
+_CHUNK_ELEMENTS = 1 << 18
+# Elements handled at once: 1 MiB of floats, so that the passes over them stay in the cache.
 
 
 def dequantise_rows(raw: torch.Tensor, stored_type: str) -> torch.Tensor:
@@ -47,10 +50,9 @@ def dequantise_rows(raw: torch.Tensor, stored_type: str) -> torch.Tensor:
     kind = TYPES_BY_NAME[stored_type]
     blocks = raw.reshape(-1, kind.block_bytes)
     out = torch.empty(blocks.shape[0], kind.block_size, device=raw.device)
-    for start in range(0, blocks.shape[0], _CHUNK_BLOCKS):
-        DEQUANTISERS[stored_type](
-            blocks[start : start + _CHUNK_BLOCKS], out[start : start + _CHUNK_BLOCKS]
-        )
+    step = _CHUNK_ELEMENTS // kind.block_size
+    for start in range(0, blocks.shape[0], step):
+        DEQUANTISERS[stored_type](blocks[start : start + step], out[start : start + step])
     return out.view(raw.shape[0], -1)
 
 
@@ -88,7 +90,18 @@ def _q4_1(blocks: torch.Tensor, out: torch.Tensor) -> None:
     out.mul_(scale.float().unsqueeze(1)).add_(minimum.float().unsqueeze(1))
 
 
+def _unpacked(stored_type: str, blocks: torch.Tensor, out: torch.Tensor) -> None:
+    unpack(stored_type, blocks.unsqueeze(-1), out.unsqueeze(-1))
+
+
 DEQUANTISERS: MappingProxyType[str, Callable[[torch.Tensor, torch.Tensor], None]] = (
-    MappingProxyType({"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1})
+    MappingProxyType(
+        {
+            "Q8_0": _q8_0,
+            "Q4_0": _q4_0,
+            "Q4_1": _q4_1,
+            **{name: partial(_unpacked, name) for name in LAYOUTS},
+        }
+    )
 )
 """``(blocks uint8 [n, block bytes], out float32 [n, block size])`` per block type."""

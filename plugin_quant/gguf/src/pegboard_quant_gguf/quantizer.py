@@ -17,8 +17,9 @@ import torch
 from pegboard.api.checkpoint import PLAIN_TYPES
 from pegboard.api.quant import LayerSpec, LinearMethod, ParamSpec, QuantContext, SourceTensor
 from pegboard.errors import ConfigError, UnsupportedError
+from pegboard_quant_gguf.blocktiles import BlockTiles
 from pegboard_quant_gguf.dequant import DEQUANTISERS
-from pegboard_quant_gguf.kernels import Kernel, NibbleTiles, PlainRows, RawRows, SignedTiles
+from pegboard_quant_gguf.kernels import Kernel, NibbleTiles, PlainRows, SignedTiles
 from pegboard_quant_gguf.packed import PackedNibbles, has_bfloat16_units, packed_width
 from pegboard_quant_gguf.types import SUPPORTED_TYPES, TYPES_BY_NAME
 
@@ -67,7 +68,7 @@ class GgufQuantizer:
             if self._width is not None:
                 return PackedNibbles(stored_type, self._width, self._units)
             return NibbleTiles(stored_type)
-        return SignedTiles() if stored_type == "Q8_0" else RawRows(stored_type)
+        return SignedTiles() if stored_type == "Q8_0" else BlockTiles(stored_type)
 
 
 def _weight(parts: Sequence[SourceTensor]) -> SourceTensor | None:

@@ -10,7 +10,9 @@ from typing import Any
 import attrs
 import torch
 
+from pegboard_quant_gguf.quantise import quantise_blocks
 from pegboard_quant_gguf.types import TYPES_BY_NAME
+from pegboard_quant_gguf.unpack import LAYOUTS
 
 __all__ = ["RawValue", "TensorData", "quantise_rows", "tensor_data", "write_gguf"]
 
@@ -90,6 +92,8 @@ def write_gguf(
 def quantise_rows(value: torch.Tensor, stored_type: str) -> torch.Tensor:
     """Round ``float [..., columns]`` to the blocks of a type, simply: ``uint8 [rows, row
     bytes]``."""
+    if stored_type in LAYOUTS:
+        return quantise_blocks(value, stored_type)
     blocks = value.float().reshape(-1, 32)
     low, high = blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)
     peak = torch.maximum(high, -low)

@@ -91,5 +91,8 @@ REMOVED_TYPES = MappingProxyType(
 )
 """Types that older files may carry and that the specification has withdrawn."""
 
-SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+SUPPORTED_TYPES = (
+    *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+)
 """Types that this version computes with; the others are refused by name."""
