@@ -113,7 +113,7 @@ def test_o35g_a_file_without_pretokeniser_is_refused_with_a_remedy(file: Path) -
     ("changes", "words"),
     [
         ({"pre": "jina-v9"}, "'tokenizer.ggml.pre' is 'jina-v9', which is not supported"),
-        ({"model": "llama"}, "of kind 'llama', which is not supported; supported: 'gpt2'"),
+        ({"model": "bert"}, "of kind 'bert', which is not supported; supported: 'gpt2'"),
         ({"model": None}, "holds no tokeniser"),
         ({"model": 5}, "'tokenizer.ggml.model' must be of type str"),
         ({"tokens": None}, "'tokenizer.ggml.tokens' is missing or empty"),
@@ -224,7 +224,7 @@ def goldens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.accept
 @pytest.mark.network
-@pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "qwen2", "llama-spm", "phi-3"])
 def test_real_vocabularies_give_their_golden_ids(goldens: Path, name: str) -> None:
     path = goldens / f"ggml-vocab-{name}.gguf"
     tokenizer = Tokenizer.from_spec(tokenizer_spec(read_gguf(path).metadata, str(path)))

@@ -63,7 +63,8 @@ def _packed(fields: torch.Tensor, span: int, bits: int) -> torch.Tensor:
     """The inverse of reading: ``uint8 [n, fields] -> uint8 [n, fields * bits / 8]``."""
     groups = fields.unflatten(1, (-1, 8 // bits, span))
     places = torch.arange(0, 8, bits, dtype=torch.uint8).unsqueeze(1)
-    return (groups << places).sum(2, dtype=torch.uint8).flatten(1)
+    moved: torch.Tensor = groups << places
+    return moved.sum(2, dtype=torch.uint8).flatten(1)
 
 
 def _write_half(blocks: torch.Tensor, start: int, value: torch.Tensor) -> None:

@@ -1,15 +1,17 @@
 """The tokeniser inside a GGUF file, written as a ``tokenizer.json``.
 
-Supported is byte-level BPE (``tokenizer.ggml.model`` = ``gpt2``) with the pre-tokenisers of
-`pretokenizers`. A file that does not say its pre-tokeniser is refused rather than guessed at: a
-wrong guess gives wrong ids without any error.
+Supported are byte-level BPE (``tokenizer.ggml.model`` = ``gpt2``) with the pre-tokenisers of
+`pretokenizers`, and SentencePiece BPE (``llama``), see `sentencepiece`. A byte-level file that does
+not say its pre-tokeniser is refused rather than guessed at: a wrong guess gives wrong ids without
+any error.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -18,6 +20,7 @@ from pegboard.api.checkpoint import TokenizerSpec
 from pegboard.errors import CheckpointError
 from pegboard_quant_gguf.metadata import Metadata
 from pegboard_quant_gguf.pretokenizers import PRETOKENIZERS, Pretokenizer
+from pegboard_quant_gguf.sentencepiece import SPACE, Pieces, serialised_parts
 
 __all__ = ["tokenizer_spec"]
 
@@ -38,6 +41,22 @@ _NAMED_IDS = {
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
+_FRAME: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None}
+
+
+@attrs.frozen
+class _Vocabulary:
+    """The tokens, and which of them are special whatever their type says."""
+
+    tokens: Sequence[str]
+    special: set[int]
+    bos: int | None
+
+    def bos_first(self) -> dict[str, Any] | None:
+        """A post-processor that puts BOS in front, if there is one."""
+        return None if self.bos is None else _bos_first(self.bos, self.tokens[self.bos])
+
+
 def tokenizer_spec(metadata: Metadata, source: str) -> TokenizerSpec:
     """Build the specification from a file's metadata; `source` is the file, for errors.
 
@@ -54,18 +73,18 @@ class _Reader:
     source: str
 
     def spec(self) -> TokenizerSpec:
-        pre = self._pretokenizer()
+        serialise = self._serialiser()
         tokens = self._tokens()
         found = {name: self._first_id(keys, tokens) for name, keys in _NAMED_IDS.items()}
         named = {name: token_id for name, token_id in found.items() if token_id is not None}
         ends = tuple(
             dict.fromkeys(i for key in _END_IDS if (i := self._id(key, tokens)) is not None)
         )
-        special = {*named.values(), *ends}
         bos = named.get("bos_token")
+        parts = serialise(_Vocabulary(tokens, {*named.values(), *ends}, bos))
         return TokenizerSpec(
             # Escapes keep it ASCII: a string with one wide letter takes twice the room.
-            json=json.dumps(self._serialised(pre, tokens, special, bos)),
+            json=json.dumps({**_FRAME, **parts}),
             source=self.source,
             vocab_size=len(tokens),
             bos_token_id=bos,
@@ -79,14 +98,20 @@ class _Reader:
     def _fault(self, text: str) -> CheckpointError:
         return CheckpointError(f"{self.source}: {text}")
 
-    def _pretokenizer(self) -> Pretokenizer:
+    def _serialiser(self) -> Callable[[_Vocabulary], dict[str, Any]]:
         model = self.metadata.typed(_KEY + "model", str)
         if model is None:
             raise self._fault(f"holds no tokeniser (key '{_KEY}model' is missing)")
-        if model != "gpt2":
-            raise self._fault(
-                f"its tokeniser is of kind {model!r}, which is not supported; supported: 'gpt2'"
-            )
+        if model == "gpt2":
+            return partial(self._byte_level, self._pretokenizer())
+        if model == "llama":
+            return self._sentence_piece
+        raise self._fault(
+            f"its tokeniser is of kind {model!r}, which is not supported; supported: 'gpt2', "
+            "'llama'"
+        )
+
+    def _pretokenizer(self) -> Pretokenizer:
         supported = ", ".join(repr(name) for name in PRETOKENIZERS)
         pre = self.metadata.typed(_KEY + "pre", str)
         if pre is None:
@@ -139,19 +164,15 @@ class _Reader:
             pairs.append((merge[:place], merge[place + 1 :]))
         return pairs
 
-    def _serialised(
-        self, pre: Pretokenizer, tokens: Sequence[str], special: set[int], bos: int | None
-    ) -> dict[str, Any]:
-        normalizer = {"type": pre.normalizer} if pre.normalizer else None
-        first = bos if pre.adds_bos else None
+    def _byte_level(self, pre: Pretokenizer, vocabulary: _Vocabulary) -> dict[str, Any]:
+        tokens = vocabulary.tokens
+        kinds = self._kinds(tokens) or (NORMAL,) * len(tokens)
+        self._check_kinds(tokens, kinds, UNUSED, "byte-level BPE")
         return {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": self._added(tokens, special),
-            "normalizer": normalizer,
+            "added_tokens": _added_tokens(vocabulary, kinds),
+            "normalizer": {"type": pre.normalizer} if pre.normalizer else None,
             "pre_tokenizer": pre.steps,
-            "post_processor": None if first is None else _bos_first(first, tokens[first]),
+            "post_processor": vocabulary.bos_first() if pre.adds_bos else None,
             "decoder": {
                 "type": "ByteLevel",
                 "add_prefix_space": False,
@@ -172,25 +193,60 @@ class _Reader:
             },
         }
 
-    def _added(self, tokens: Sequence[str], special: set[int]) -> list[dict[str, Any]]:
-        """Tokens that are found in text as they are written, before any cutting: control and
-        user-defined ones."""
-        kinds = self.metadata.array(_KEY + "token_type", int) or (NORMAL,) * len(tokens)
-        if len(kinds) != len(tokens):
+    def _sentence_piece(self, vocabulary: _Vocabulary) -> dict[str, Any]:
+        kinds, scores = self._kinds(vocabulary.tokens), self.metadata.array(_KEY + "scores", float)
+        for name, value in (("token_type", kinds), ("scores", scores)):
+            if value is None or len(value) != len(vocabulary.tokens):
+                raise self._fault(
+                    f"key '{_KEY}{name}' has {len(value or ())} elements for "
+                    f"{len(vocabulary.tokens)} tokens"
+                )
+        assert kinds is not None and scores is not None
+        self._check_kinds(vocabulary.tokens, kinds, BYTE, "SentencePiece")
+        # Text is compared with user-defined tokens before its spaces are replaced.
+        tokens = [
+            token.replace(SPACE, " ") if kind == USER_DEFINED else token
+            for token, kind in zip(vocabulary.tokens, kinds, strict=True)
+        ]
+        unknown = self._id("unknown_token_id", tokens)
+        if unknown is None and UNKNOWN in kinds:
+            unknown = kinds.index(UNKNOWN)
+        prefix = self.metadata.typed(_KEY + "add_space_prefix", bool, True)
+        pieces = Pieces(tokens, scores, kinds, unknown, prefix)
+        if (fault := pieces.fault()) is not None:
+            raise self._fault(fault)
+        added = _added_tokens(attrs.evolve(vocabulary, tokens=tokens), kinds)
+        parts = serialised_parts(pieces)
+        return {"added_tokens": added, "post_processor": vocabulary.bos_first(), **parts}
+
+    def _kinds(self, tokens: Sequence[str]) -> tuple[int, ...] | None:
+        kinds = self.metadata.array(_KEY + "token_type", int)
+        if kinds and len(kinds) != len(tokens):
             raise self._fault(
                 f"key '{_KEY}token_type' has {len(kinds)} elements for {len(tokens)} tokens"
             )
-        added = []
+        return kinds
+
+    def _check_kinds(
+        self, tokens: Sequence[str], kinds: Sequence[int], most: int, model: str
+    ) -> None:
         for token_id, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
-            if kind == BYTE or not NORMAL <= kind <= BYTE:
+            if not NORMAL <= kind <= most:
                 raise self._fault(
-                    f"token {token_id} ({token!r}) has type {kind}; 1 to 5 are allowed in "
-                    "byte-level BPE"
+                    f"token {token_id} ({token!r}) has type {kind}; 1 to {most} are allowed in "
+                    f"{model}"
                 )
-            control = kind in (UNKNOWN, CONTROL) or token_id in special
-            if control or kind == USER_DEFINED:
-                added.append(_added_token(token_id, token, control))
-        return added
+
+
+def _added_tokens(vocabulary: _Vocabulary, kinds: Sequence[int]) -> list[dict[str, Any]]:
+    """Tokens that are found in text as they are written, before any cutting: control and
+    user-defined ones."""
+    added = []
+    for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, kinds, strict=True)):
+        control = kind in (UNKNOWN, CONTROL) or token_id in vocabulary.special
+        if control or kind == USER_DEFINED:
+            added.append(_added_token(token_id, token, control))
+    return added
 
 
 def _added_token(token_id: int, token: str, special: bool) -> dict[str, Any]:

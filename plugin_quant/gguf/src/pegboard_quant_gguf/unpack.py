@@ -128,8 +128,8 @@ def _read_fields(packed: torch.Tensor, span: int, bits: int, place: int, out: to
 
 def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
     """The half-precision number at byte `start` as ``float32 [n, 1, width]``."""
-    lower, upper = blocks[:, start : start + 2].to(torch.int16).split(1, dim=1)
-    return (lower | upper << 8).view(torch.float16).float()
+    wide = blocks[:, start : start + 2].to(torch.int16)
+    return (wide[:, :1] | wide[:, 1:] << 8).view(torch.float16).float()
 
 
 def _one_scale(blocks: torch.Tensor) -> tuple[torch.Tensor, None]:
