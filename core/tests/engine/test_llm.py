@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pegboard import LLM, SamplingParams
-from pegboard.errors import ConfigError, RequestError
+from pegboard.errors import ConfigError, EngineDeadError, RequestError
 from pegboard.testing.checkpoints import write_tiny_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
@@ -133,3 +133,22 @@ def test_a_priority_that_no_policy_looks_at_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="priority=1") as caught:
         llm.generate("a", GREEDY, use_tqdm=False, priority=[1])
     assert caught.value.field == "priority"
+
+
+def test_the_largest_counts_that_are_allowed_leave_the_engine_working(llm: LLM) -> None:
+    most = 2**31 - 1
+    params = SamplingParams(top_k=most, min_tokens=most, max_tokens=None, seed=2**63 - 1)
+    (output,) = llm.generate("ab", params, use_tqdm=False)
+    assert output.outputs[0].finish_reason == "length"
+    assert len(ids(llm, "next")[0]) == 4
+
+
+def test_a_closed_engine_says_so(model: Path) -> None:
+    llm = LLM(str(model), **SMALL)
+    begun = llm.stream("abc", SamplingParams(max_tokens=50, ignore_eos=True))
+    next(begun)
+    llm.close()
+    llm.close()
+    for use in (lambda: list(begun), lambda: ids(llm, "a"), lambda: llm.chat(TALK, GREEDY)):
+        with pytest.raises(EngineDeadError, match="closed"):
+            use()

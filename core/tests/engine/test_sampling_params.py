@@ -29,6 +29,11 @@ BAD: list[tuple[str, Any]] = [
     ("max_tokens", 0),
     ("min_tokens", -1),
     ("min_tokens", 17),
+    ("n", 2**31),
+    ("top_k", 10**20),
+    ("min_tokens", 10**20),
+    ("max_tokens", 2**31),
+    ("temperature", 10**400),
     ("logprobs", 21),
     ("logprobs", -2),
     ("prompt_logprobs", 1.0),
@@ -98,3 +103,13 @@ def test_o08_min_tokens_above_max_tokens_is_refused() -> None:
 def test_an_unknown_parameter_is_refused() -> None:
     with pytest.raises(TypeError, match="temprature"):
         SamplingParams(temprature=1.0)  # type: ignore[call-arg]
+
+
+def test_what_was_checked_cannot_be_changed_through_the_callers_lists() -> None:
+    ids, bias, stop = [3], {5: 1.0}, ["x"]
+    params = SamplingParams(stop_token_ids=ids, allowed_token_ids=ids, logit_bias=bias, stop=stop)
+    ids.append(-1)
+    bias[-1] = 0.0
+    stop.append("")
+    assert (params.stop_token_ids, params.allowed_token_ids) == ([3], [3])
+    assert (params.logit_bias, params.stop) == ({5: 1.0}, ["x"])

@@ -16,6 +16,8 @@ from pegboard.errors import RequestError
 
 __all__ = ["MAX_LOGPROBS", "Logprob", "SamplingParams"]
 
+MAX_COUNT = 2**31 - 1
+"""Largest count that a parameter may name; the engine keeps counts in machine integers."""
 MAX_LOGPROBS = 20
 """Most alternatives per position that a request may ask for (-1 asks for the whole vocabulary,
 offline only)."""
@@ -83,6 +85,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         _check_ranges(self)
         _check_stops(self)
         _check_id_lists(self)
+        _own_lists(self)
 
     @classmethod
     def fields(cls) -> tuple[str, ...]:
@@ -130,10 +133,28 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
+
+
+def _own_lists(params: SamplingParams) -> None:
+    """Keep copies, so that what was checked cannot be changed afterwards through the caller's."""
+    for field in ("stop", "stop_token_ids", "allowed_token_ids", "logit_bias"):
+        value = getattr(params, field)
+        if isinstance(value, (list, tuple, dict)):
+            copy = dict(value) if isinstance(value, dict) else list(value)
+            msgspec.structs.force_setattr(params, field, copy)
 
 
 def _check_types(params: SamplingParams) -> None:
+    for field in ("n", "top_k", "min_tokens", "max_tokens"):
+        value = getattr(params, field)
+        if _is_int(value) and value > MAX_COUNT:
+            raise _fail(field, value, f"at most {MAX_COUNT}")
     for field in _INTEGERS:
         if not _is_int(getattr(params, field)):
             raise _fail(field, getattr(params, field), "it must be an integer")

@@ -134,13 +134,23 @@ class LLM:
     def stream(
         self, prompt: Prompt | TokenisedPrompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Answer one prompt, yielding its state after every step that changed it."""
+        """Answer one prompt, yielding its state after every step that changed it.
+
+        Raises `EngineDeadError` if the engine is closed meanwhile.
+        """
         params = self._params_for(sampling_params, 1)[0]
         request_id = self._next_id()
         self.engine.add_request(request_id, prompt, params)
+        finished = False
         try:
-            while self.engine.has_unfinished_requests():
-                yield from (item for item in self.engine.step() if item.request_id == request_id)
+            while not finished:
+                for output in self.engine.step():
+                    if output.request_id == request_id:
+                        finished = output.finished
+                        yield output
+                if not finished and not self.engine.has_unfinished_requests():
+                    self.engine.check_alive()
+                    return  # it was aborted from elsewhere
         finally:
             self.engine.abort_request(request_id)
 

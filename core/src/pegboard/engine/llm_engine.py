@@ -34,6 +34,7 @@ class LLMEngine:
         self._outputs = OutputProcessor(tokenizer)
         self._serial = 0
         self._fault: BaseException | None = None
+        self._closed = False
 
     @classmethod
     def from_config(cls, config: EngineConfig, **parts: Any) -> LLMEngine:
@@ -53,7 +54,7 @@ class LLMEngine:
     ) -> None:
         """Queue a request. Raises `RequestError` or `ResourceError` and then keeps nothing of
         it."""
-        self._check_alive()
+        self.check_alive()
         if priority != 0:
             raise RequestError(
                 f"priority={priority!r} is not allowed: 0, since the scheduler serves requests in "
@@ -80,7 +81,7 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Run one step; the requests that changed. Raises `EngineDeadError` if the engine itself
         failed."""
-        self._check_alive()
+        self.check_alive()
         try:
             outputs = self.core.step()
         except Exception as error:
@@ -110,7 +111,10 @@ class LLMEngine:
         return self.core.reset_prefix_cache()
 
     def close(self) -> None:
-        """Drop all requests and release the device."""
+        """Drop all requests and release the device; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         if self._fault is None:
             self.abort_request(self._outputs.live())
         self.core.close()
@@ -120,6 +124,9 @@ class LLMEngine:
         for request_id in self._outputs.live():
             self._outputs.drop(request_id, "error", f"the engine failed: {error}")
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raise `EngineDeadError` if the engine failed or was closed."""
+        if self._closed:
+            raise EngineDeadError("this engine is closed")
         if self._fault is not None:
             raise EngineDeadError(f"the engine failed earlier: {self._fault}") from self._fault
