@@ -126,7 +126,9 @@ def compare(pool: BlockPool, naive: NaivePool) -> None:
     pool.check()
     assert pool.available == len(naive.order)
     assert [block.refs for block in pool.blocks[1:]] == naive.refs[1:]
-    assert {block.id: block.key for block in pool.blocks if block.key} == naive.keys
+    assert {block.id: block.keys for block in pool.blocks if block.keys} == {
+        index: (name,) for index, name in naive.keys.items()
+    }
     assert pool.evicted == naive.evicted
     stats = pool.stats()
     assert stats.used + stats.cached + stats.free == stats.total

@@ -32,9 +32,11 @@ def test_equal_specifications_form_one_group() -> None:
 
 
 def test_different_specifications_form_groups_in_order_of_appearance() -> None:
-    first, second = form_groups(slots(WIDE, SMALL, WIDE), 16)
-    assert (first.index, first.spec, first.slots) == (0, WIDE, ("0.self", "2.self"))
-    assert (second.index, second.spec, second.slots) == (1, SMALL, ("1.self",))
+    groups = form_groups(slots(WIDE, SMALL, WIDE, SMALL), 16)
+    assert [(group.index, group.spec, group.slots) for group in groups] == [
+        (0, WIDE, ("0.self", "2.self")),
+        (1, SMALL, ("1.self", "3.self")),
+    ]
 
 
 def test_a_sharing_slot_takes_no_room() -> None:
@@ -107,7 +109,8 @@ def test_without_any_memory_only_more_memory_helps() -> None:
 
 
 def test_a_request_takes_blocks_in_every_group() -> None:
-    groups = form_groups(slots(SMALL, WIDE), 16)
+    other = attrs.evolve(SMALL, kv_heads=1, head_size=128)
+    groups = form_groups(slots(SMALL, other), 16)
     assert blocks_for(groups, 33) == 6
     assert longest_request(groups, 6) == 48
     assert longest_request(groups, 7) == 48

@@ -12,7 +12,10 @@ from pegboard.kv import Allocation, KVManager, KVRequest, form_groups
 
 
 def make(blocks: int = 20, groups: int = 1, size: int = 16, caching: bool = True) -> KVManager:
-    slots = [KVSlot(i, "self", FullAttentionSpec(1, i + 1, "float32")) for i in range(groups)]
+    slots = [
+        KVSlot(i, "self", FullAttentionSpec(1 << i, 1 << (groups - i), "float32"))
+        for i in range(groups)
+    ]
     return KVManager(KVCacheConfig(form_groups(slots, size), blocks), caching=caching)
 
 
@@ -128,6 +131,7 @@ def test_a_fork_shares_full_blocks_and_copies_the_begun_one(
     parent = open_request(kv, prompt)
     compute(kv, parent, prompt)
     fork = kv.fork(parent, prompt)
+    assert fork is not None
     kv.free(parent)
     child = open_request(kv, prompt)
     new = kv.allocate(Allocation(child, fork.tokens, 1, given=fork))
@@ -136,8 +140,9 @@ def test_a_fork_shares_full_blocks_and_copies_the_begun_one(
     assert (fork.tokens, len(child.tables[0])) == (prompt - 1, full + 1)
     copies = kv.copies(fork, new)
     assert [(copy.target, copy.tokens) for copy in copies] == [(new[0][0], copied)] * bool(copied)
-    kv.check([child], [], fork.sources)
-    kv.release(fork.sources)
+    loose = [source.block for source in fork.sources]
+    kv.check([child], [], loose)
+    kv.release(loose)
     kv.free(child)
     kv.check([], [], [])
     assert kv.pool.available == kv.pool.total
@@ -148,9 +153,11 @@ def test_a_released_fork_leaves_nothing_behind() -> None:
     parent = open_request(kv, 40)
     compute(kv, parent, 40)
     forks = [kv.fork(parent, 40) for _ in range(3)]
-    kv.check([parent], forks, [])
+    held = [fork for fork in forks if fork is not None]
+    assert len(held) == 3
+    kv.check([parent], held, [])
     kv.free(parent)
-    for fork in forks:
+    for fork in held:
         kv.release_fork(fork)
     kv.check([], [], [])
     assert kv.pool.available == kv.pool.total

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from pegboard.api.params import SamplingParams
 from pegboard.api.views import EngineRequest
+from pegboard.kv.groups import blocks_for, form_groups
 from pegboard.testing.toy import ToyCounts, ToyExecutor, toy_generate
 from pegboard.testing.toy_engine import ToyEngine, toy_request
+from pegboard.testing.toy_kinds import TOY_KINDS
 
 LONGEST = 160
 """Most tokens of one request in these tests."""
@@ -34,12 +36,12 @@ class Setting(msgspec.Struct, frozen=True):
     """Blocks, as a share of what all requests together would hold."""
     chunked: bool = True
     seqs: int = 6
-    groups: int = 1
+    kinds: str = "full"
     depth: int = 1
     shuffled: bool = False
 
 
-def workload(rng: random.Random) -> list[EngineRequest]:
+def workload(rng: random.Random, encoder_tokens: int = 0) -> list[EngineRequest]:
     """Requests with common beginnings, families, end ids and all lengths."""
     stems = [[rng.randrange(90) for _ in range(LONGEST)] for _ in range(3)]
     requests: list[EngineRequest] = []
@@ -54,6 +56,7 @@ def workload(rng: random.Random) -> list[EngineRequest]:
             "seed": rng.randrange(2**40),
             "end_ids": rng.sample(range(97), rng.choice([0, 6])),
             "cache_salt": rng.choice([None, None, None, "tenant"]),
+            "encoder_tokens": encoder_tokens and rng.randrange(encoder_tokens),
         }
         for child in range(n):
             requests.append(
@@ -70,14 +73,17 @@ def workload(rng: random.Random) -> list[EngineRequest]:
 
 
 def make_engine(setting: Setting, requests: list[EngineRequest]) -> ToyEngine:
-    size = setting.block_size
-    wanted = [-(-(len(r.prompt_ids) + r.max_tokens) // size) for r in requests]
-    blocks = max(int(sum(wanted) * setting.share), *wanted) * setting.groups + 1
+    executor = ToyExecutor(specs=TOY_KINDS[setting.kinds])
+    groups = form_groups(executor.kv_slots(), setting.block_size)
+    wanted = [
+        blocks_for(groups, len(r.prompt_ids) + r.max_tokens, setting.budget) for r in requests
+    ]
+    blocks = max(int(sum(wanted) * setting.share), *wanted) + 1
     return ToyEngine(
         blocks,
         depth=setting.depth,
-        executor=ToyExecutor(groups=setting.groups),
-        block_size=size,
+        executor=executor,
+        block_size=setting.block_size,
         max_num_batched_tokens=setting.budget,
         max_num_seqs=setting.seqs,
         enable_prefix_caching=setting.caching,
@@ -88,7 +94,7 @@ def make_engine(setting: Setting, requests: list[EngineRequest]) -> ToyEngine:
 def run_setting(setting: Setting) -> ToyEngine:
     """Run a workload, some requests arriving late, and compare with each alone."""
     rng = random.Random(setting.seed)
-    requests = workload(rng)
+    requests = workload(rng, 20 if "cross" in setting.kinds else 0)
     if setting.shuffled:
         rng.shuffle(requests)
     if not setting.chunked:
@@ -117,7 +123,7 @@ settings_strategy = st.builds(
     share=st.sampled_from([1.0, 0.25]),
     chunked=st.booleans(),
     seqs=st.integers(1, 12),
-    groups=st.sampled_from([1, 1, 2]),
+    kinds=st.sampled_from(sorted(TOY_KINDS)),
     depth=st.sampled_from([1, 1, 2, 3]),
     shuffled=st.booleans(),
 )
@@ -145,7 +151,7 @@ def test_a_fixed_sweep_exercises_everything_that_it_claims(depth: int) -> None:
             counts.update(msgspec.structs.asdict(engine.executor.counts))
             preemptions += engine.scheduler.stats().preemptions
     assert preemptions > 20, "hardly any preemption"
-    for name in set(ToyCounts.__struct_fields__) - {"resyncs"}:
+    for name in set(ToyCounts.__struct_fields__) - {"resyncs", "state_copies"}:
         assert counts[name] > 20, f"{name}: {counts[name]} in the whole sweep"
 
 

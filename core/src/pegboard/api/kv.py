@@ -1,23 +1,51 @@
 """KV cache as data: what a layer stores, how layers form groups, how big a page is.
 
 A *slot* is one thing a layer caches (self-attention keys and values, cross-attention, a recurrent
-state); a layer may have any number of them. Slots with equal specifications form a *group*; all
+state); a layer may have any number of them. Slots with equal specifications form *groups*; all
 slots of a group use the same block table. The scheduler and the KV manager know groups only, never
 layers or model names.
+
+All groups share one pool of blocks and the same memory, which is cut into *lanes*; slot j of every
+group lies in lane j::
+
+              block 0   block 1   block 2   …            a page is what one block takes in one lane
+    lane 0  | page    | page    | page    |    slot 0 of the group that holds the block
+    lane 1  | page    | page    | page    |    slot 1
+    lane 2  | page    | page    | page    |    slot 2, or nothing if the group has two slots
+
+A block belongs to one group at a time and costs ``lanes * page bytes``, whichever group holds it.
+Block 0 is the null block: it stands in block tables where a group keeps nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import attrs
+
+from pegboard.api.kv_specs import (
+    ITEM_BYTES,
+    ChunkedLocalSpec,
+    CrossAttentionSpec,
+    EncoderOnlySpec,
+    FullAttentionSpec,
+    KVSpec,
+    LatentSpec,
+    RecurrentSpec,
+    SlidingWindowSpec,
+    StateTensor,
+)
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
     "ITEM_BYTES",
+    "ChunkedLocalSpec",
+    "CrossAttentionSpec",
+    "EncoderOnlySpec",
     "FullAttentionSpec",
     "KVCacheConfig",
     "KVGroup",
@@ -25,39 +53,14 @@ __all__ = [
     "KVSlot",
     "KVSpec",
     "KVTensors",
+    "LatentSpec",
+    "RecurrentSpec",
+    "SlidingWindowSpec",
+    "StateTensor",
 ]
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
-"""Bytes per element of the dtypes that a cache may have, by torch name."""
-
-
-@attrs.frozen
-class FullAttentionSpec:
-    """Keys and values of every earlier token are kept."""
-
-    kv_heads: int
-    head_size: int
-    dtype: str
-    value_head_size: int | None = None
-    """None: as `head_size`."""
-    kind: Literal["full"] = "full"
-
-    def token_bytes(self) -> int:
-        """Bytes that one token takes in one slot."""
-        width = self.head_size + (self.value_head_size or self.head_size)
-        return self.kv_heads * width * ITEM_BYTES[self.dtype]
-
-    def page_bytes(self, block_size: int) -> int:
-        """Bytes of one block of `block_size` tokens in one slot."""
-        return block_size * self.token_bytes()
-
-    def blocks_for(self, tokens: int, block_size: int) -> int:
-        """Blocks that a request of `tokens` tokens holds at most."""
-        return -(-tokens // block_size)
-
-
-KVSpec = FullAttentionSpec
-"""Union of all specifications."""
+_PAGE_ALIGNMENT = 64
+"""Bytes that a page is rounded up to where groups of different pages share lanes."""
 
 
 @attrs.frozen
@@ -84,34 +87,35 @@ class KVGroup:
     block_size: int
     """Tokens per block."""
     slots: tuple[str, ...]
+    """Slot j lies in lane j."""
+
+    def slot_bytes(self) -> int:
+        """Bytes that one block needs in one slot; the page may be larger."""
+        return self.spec.page_bytes(self.block_size)
 
     def page_bytes(self) -> int:
-        """Bytes of one block over all slots of the group."""
-        return len(self.slots) * self.spec.page_bytes(self.block_size)
+        """Bytes that one block needs over all slots of the group."""
+        return len(self.slots) * self.slot_bytes()
 
 
 @attrs.frozen
 class KVLayout:
     """Order of axes of a slot's storage, outermost first.
 
-    Axes: ``block``, ``kv`` (0 keys, 1 values), ``token``, ``head``, ``dim``. A backend offers
-    layouts in order of preference; the first one that platform and connector accept is taken.
+    Axes: ``block``, ``kv`` (0 keys, 1 values), ``token``, ``head``, ``dim``; a latent slot has no
+    ``kv`` and ``head``. A backend offers layouts in order of preference; the first one that
+    platform and connector accept is taken. Groups that share memory need layouts that cut it into
+    the same blocks: either all have ``block`` first, or all have ``kv`` and then ``block``.
     """
 
     name: str
     axes: tuple[str, ...]
 
-    def shape(self, spec: FullAttentionSpec, blocks: int, block_size: int) -> tuple[int, ...]:
-        """Shape of the storage of one slot."""
-        sizes = {
-            "block": blocks,
-            "kv": 2,
-            "token": block_size,
-            "head": spec.kv_heads,
-            "dim": spec.head_size,
-        }
+    def shape(self, spec: KVSpec, blocks: int, block_size: int) -> tuple[int, ...]:
+        """Shape of the storage of one slot that holds keys and values, or latent vectors."""
+        sizes = {"block": blocks, "token": block_size, **spec.axes()}
         shape = tuple(sizes[axis] for axis in self.axes)
-        assert prod(shape) == prod(sizes.values())
+        assert prod(shape) == prod(sizes.values()), f"{self.axes} lack an axis of {spec.kind}"
         return shape
 
 
@@ -125,17 +129,41 @@ class KVCacheConfig:
     reason: str = ""
     """One sentence on why so many blocks."""
 
+    @property
+    def lanes(self) -> int:
+        """Slots of the largest group that keeps anything."""
+        return max((len(group.slots) for group in self.groups if group.slot_bytes()), default=0)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one block in one lane: what the neediest group fills, the others pad."""
+        sizes = {group.slot_bytes() for group in self.groups} - {0}
+        if len(sizes) <= 1:
+            return max(sizes, default=0)
+        return -(-max(sizes) // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all lanes."""
+        return self.lanes * self.page_bytes
+
     def bytes(self) -> int:
-        return self.num_blocks * sum(group.page_bytes() for group in self.groups)
+        return self.num_blocks * self.block_bytes
 
 
 @attrs.frozen(eq=False)
 class KVTensors:
-    """Storage of one slot, worker side."""
+    """Storage of one slot, worker side.
+
+    Other groups write to the same memory while they hold a block: what a group has not written
+    itself since it was given the block may hold any bits, not-a-number included.
+    """
 
     key: str
     group: int
     spec: KVSpec
     layout: KVLayout
     data: torch.Tensor
-    """Axes as `layout` says."""
+    """Axes as `layout` says; of recurrent state: uint8 ``[blocks, page bytes]``."""
+    states: Mapping[str, torch.Tensor] = attrs.field(factory=dict)
+    """Of recurrent state: by name, ``[blocks, *shape]``, views of `data`."""

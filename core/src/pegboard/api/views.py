@@ -38,6 +38,8 @@ class EngineRequest(msgspec.Struct):
     media: list[tuple[int, int, bytes]] = msgspec.field(default_factory=list)
     """``(offset, length, digest)`` of each media item in the prompt, in order."""
     kv_transfer: dict[str, Any] | None = None
+    encoder_tokens: int = 0
+    """Tokens that cross-attention reads, of models with an encoder."""
 
 
 class EngineOutput(msgspec.Struct):

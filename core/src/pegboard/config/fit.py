@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
 
-from pegboard.api.kv import KVGroup
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel
 from pegboard.errors import ResourceError
-from pegboard.kv.groups import blocks_for, form_groups, longest_request
+from pegboard.kv.groups import block_bytes, blocks_for, form_groups, longest_request
 
 __all__ = ["DeviceMemory", "check_fit", "request_bytes"]
 
@@ -31,16 +28,13 @@ class DeviceMemory:
         return min(self.free, int(self.total * utilization))
 
 
-def request_bytes(model: ResolvedModel, block_size: int, tokens: int) -> int:
-    """Least cache, in bytes, in which one request of `tokens` tokens runs; the null block
-    included."""
+def request_bytes(
+    model: ResolvedModel, block_size: int, tokens: int, budget: int | None = None
+) -> int:
+    """Least cache, in bytes, in which one request of `tokens` tokens runs, with at most `budget`
+    of them in a step; the null block included."""
     groups = form_groups(model.facts.kv_slots, block_size)
-    return (blocks_for(groups, tokens) + _NULL_BLOCK) * _page_bytes(groups)
-
-
-def _page_bytes(groups: Sequence[KVGroup]) -> int:
-    """Bytes of one block of the pool, which has room for it in every group."""
-    return sum(group.page_bytes() for group in groups)
+    return (blocks_for(groups, tokens, budget) + _NULL_BLOCK) * block_bytes(groups)
 
 
 def check_fit(model: ResolvedModel, config: EngineConfig, memory: DeviceMemory) -> None:
@@ -67,10 +61,11 @@ def check_fit(model: ResolvedModel, config: EngineConfig, memory: DeviceMemory) 
 def _cache_bytes(model: ResolvedModel, config: EngineConfig) -> int:
     if config.num_gpu_blocks_override is not None:
         groups = form_groups(model.facts.kv_slots, config.block_size)
-        return config.num_gpu_blocks_override * _page_bytes(groups)
+        return config.num_gpu_blocks_override * block_bytes(groups)
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
-    return request_bytes(model, config.block_size, model.max_model_len)
+    budget = config.max_num_batched_tokens
+    return request_bytes(model, config.block_size, model.max_model_len, budget)
 
 
 def _cache_words(model: ResolvedModel, config: EngineConfig) -> str:
@@ -90,17 +85,18 @@ def _remedy(model: ResolvedModel, config: EngineConfig, usable: int) -> str:
         return hopeless
     if config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is not None:
         return f"{lead} a KV cache of at most {_size(room)}."
-    longest = _longest(model, config.block_size, room)
+    longest = _longest(model, config, room)
     return f"{lead} max_model_len={longest}." if longest else hopeless
 
 
-def _longest(model: ResolvedModel, block_size: int, available: int) -> int:
+def _longest(model: ResolvedModel, config: EngineConfig, available: int) -> int:
     """Most tokens of one request whose cache fits into `available` bytes; 0 if none does."""
-    groups = form_groups(model.facts.kv_slots, block_size)
-    if not groups:
+    groups = form_groups(model.facts.kv_slots, config.block_size)
+    if not block_bytes(groups):
         return model.max_model_len
-    blocks = available // _page_bytes(groups) - _NULL_BLOCK
-    return min(longest_request(groups, max(blocks, 0)), model.max_model_len)
+    blocks = max(available // block_bytes(groups) - _NULL_BLOCK, 0)
+    longest = longest_request(groups, blocks, config.max_num_batched_tokens)
+    return min(longest, model.max_model_len)
 
 
 def _size(count: int) -> str:

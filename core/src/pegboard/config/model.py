@@ -248,9 +248,7 @@ def _with_cache_dtype(facts: ModelFacts, dtype: str) -> ModelFacts:
 
 
 def _slot(slot: KVSlot, dtype: str) -> KVSlot:
-    if slot.spec is None or slot.spec.dtype != "auto":
-        return slot
-    return attrs.evolve(slot, spec=attrs.evolve(slot.spec, dtype=dtype))
+    return slot if slot.spec is None else attrs.evolve(slot, spec=slot.spec.with_dtype(dtype))
 
 
 def estimate_weight_bytes(tensors: Iterable[StoredTensor], dtype: str) -> int:

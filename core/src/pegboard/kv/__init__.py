@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pegboard.kv.blocks import Block, BlockPool, PoolStats
-from pegboard.kv.groups import form_groups, size_cache
+from pegboard.kv.groups import block_bytes, form_groups, size_cache
 from pegboard.kv.hashing import ALGORITHM, BlockHasher
 from pegboard.kv.manager import KVManager
-from pegboard.kv.values import Allocation, Fork, Hit, KVRequest
+from pegboard.kv.values import Allocation, Beginning, Fork, Hit, KVRequest
 
 __all__ = [
     "ALGORITHM",
     "Allocation",
+    "Beginning",
     "Block",
     "BlockHasher",
     "BlockPool",
@@ -19,6 +20,7 @@ __all__ = [
     "KVManager",
     "KVRequest",
     "PoolStats",
+    "block_bytes",
     "form_groups",
     "size_cache",
 ]

@@ -23,23 +23,27 @@ import msgspec
 __all__ = ["Block", "BlockKey", "BlockPool", "PoolStats"]
 
 BlockKey = tuple[int, bytes]
-"""``(group index, chained hash)``: what the content of a full block is filed under."""
+"""``(group index, chained hash)``: what content is filed under.
+
+The hash covers everything up to some border inside or at the end of the block, so a block of
+several hash units has several keys; the one of its last unit stands for the whole block.
+"""
 
 
 class Block:
     """One block. Everything but `id` belongs to the pool."""
 
-    __slots__ = ("after", "before", "id", "key", "refs")
+    __slots__ = ("after", "before", "id", "keys", "refs")
 
     def __init__(self, number: int) -> None:
         self.id = number
         self.refs = 0
-        self.key: BlockKey | None = None
+        self.keys: tuple[BlockKey, ...] = ()
         self.before: Block = self
         self.after: Block = self
 
     def __repr__(self) -> str:
-        return f"Block({self.id}, refs={self.refs}, cached={self.key is not None})"
+        return f"Block({self.id}, refs={self.refs}, cached={bool(self.keys)})"
 
 
 class FreeList:
@@ -130,7 +134,7 @@ class BlockPool:
         taken = [self._list.pop_head() for _ in range(count)]
         for block in taken:
             block.refs = 1
-            if block.key is not None:
+            if block.keys:
                 self._unfile(block)
                 self.evicted += 1
         return taken
@@ -162,9 +166,12 @@ class BlockPool:
                 self._enlist(block)
 
     def file(self, block: Block, key: BlockKey) -> None:
-        """File the content of a held, full block under `key`. Several blocks may have one key."""
-        assert block.refs > 0 and block.key is None, f"{block} cannot be filed"
-        block.key = key
+        """File the content of a held block under one more `key`.
+
+        What the key stands for must not change any more. Several blocks may have one key.
+        """
+        assert block.refs > 0 and key not in block.keys, f"{block} cannot be filed"
+        block.keys += (key,)
         twins = self._filed.get(key)
         if twins is None:
             self._filed[key] = [block]
@@ -180,7 +187,7 @@ class BlockPool:
         """Forget the content of these blocks, held or not. Returns how many had any."""
         forgotten = 0
         for index in ids:
-            if not 0 <= index < len(self.blocks) or self.blocks[index].key is None:
+            if not 0 <= index < len(self.blocks) or not self.blocks[index].keys:
                 continue
             block = self.blocks[index]
             self._unfile(block)
@@ -196,12 +203,12 @@ class BlockPool:
             return False
         for twins in self._filed.values():
             for block in twins:
-                block.key = None
+                block.keys = ()
         self._filed.clear()
         return True
 
     def stats(self) -> PoolStats:
-        cached = sum(block.refs == 0 for twins in self._filed.values() for block in twins)
+        cached = sum(block.refs == 0 for block in self.blocks if block.keys)
         return PoolStats(
             total=self.total,
             used=self.total - self.available,
@@ -216,9 +223,7 @@ class BlockPool:
         assert len(listed) == len(self._list), "the free list's length is off"
         assert len({block.id for block in listed}) == len(listed), "a block is listed twice"
         inside = {block.id for block in listed}
-        assert self.null.refs == 1 and self.null.key is None and 0 not in inside, (
-            "null block is used"
-        )
+        assert self.null.refs == 1 and not self.null.keys and 0 not in inside, "null block is used"
         for block in self.blocks[1:]:
             idle = block.refs == 0
             assert idle == (block.id in inside), f"{block} is {'not ' if idle else ''}listed"
@@ -229,23 +234,22 @@ class BlockPool:
         for key, twins in self._filed.items():
             assert twins, f"nothing is filed under {key}"
             for block in twins:
-                assert block.key == key, f"{block} is filed under a key that is not its own"
+                assert key in block.keys, f"{block} is filed under a key that is not its own"
             filed += len(twins)
-        keyed = sum(block.key is not None for block in self.blocks)
-        assert keyed == filed, f"{keyed} blocks have a key, {filed} are filed"
+        keyed = sum(len(block.keys) for block in self.blocks)
+        assert keyed == filed, f"blocks have {keyed} keys, {filed} are filed"
 
     def _enlist(self, block: Block) -> None:
-        if block.key is None:
-            self._list.push_head(block)
-        else:
+        if block.keys:
             self._list.push_tail(block)
+        else:
+            self._list.push_head(block)
 
     def _unfile(self, block: Block) -> None:
-        key = block.key
-        assert key is not None
-        block.key = None
-        twins = self._filed[key]
-        if len(twins) == 1:
-            del self._filed[key]
-        else:
-            twins.remove(block)
+        for key in block.keys:
+            twins = self._filed[key]
+            if len(twins) == 1:
+                del self._filed[key]
+            else:
+                twins.remove(block)
+        block.keys = ()

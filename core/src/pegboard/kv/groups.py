@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pegboard.api.kv import KVCacheConfig, KVGroup, KVSlot, KVSpec
+from pegboard.api.kv import EncoderOnlySpec, KVCacheConfig, KVGroup, KVSlot, KVSpec
 from pegboard.config.engine import EngineConfig
 from pegboard.errors import PluginError, ResourceError
+from pegboard.kv.lanes import block_sizes, count_lanes
 
-__all__ = ["blocks_for", "form_groups", "longest_request", "size_cache"]
+__all__ = ["block_bytes", "blocks_for", "form_groups", "longest_request", "size_cache"]
 
 USEFUL_LOADS = 4
 """Times the blocks of a full load (every request as long as the context) that an automatic cache
 has at most. More would never be filled by a small model, but the books of millions of blocks cost
 memory and time."""
 
+_ENDLESS = 1 << 31
+"""Tokens of a request that needs no more blocks, however long it gets."""
+
 
 def form_groups(slots: Sequence[KVSlot], block_size: int) -> tuple[KVGroup, ...]:
-    """Put slots with equal specifications into one group each, in order of first appearance.
+    """Put slots with equal specifications into groups, kinds in order of first appearance.
 
-    A slot that shares another's storage takes no room and stands in no group. Raises `PluginError`
-    where the model family declared slots that contradict one another.
+    A kind has as many groups as the lanes demand, its slots in the order of the model; block sizes
+    are multiples of `block_size`. `pegboard.kv.lanes` says how both are chosen. A slot that shares
+    another's storage takes no room and stands in no group. Raises `PluginError` where the model
+    family declared slots that contradict one another.
     """
     own = {slot.key: slot for slot in slots if slot.shares is None}
     _check_slots(slots, own)
@@ -28,9 +34,17 @@ def form_groups(slots: Sequence[KVSlot], block_size: int) -> tuple[KVGroup, ...]
     for key, slot in own.items():
         assert slot.spec is not None
         by_spec.setdefault(slot.spec, []).append(key)
+    counts = {spec: len(keys) for spec, keys in by_spec.items()}
+    lanes, sizes = count_lanes(counts), block_sizes(counts, block_size)
+    parts = [
+        (spec, keys[start : start + step])
+        for spec, keys in by_spec.items()
+        for step in [len(keys) if isinstance(spec, EncoderOnlySpec) else lanes]
+        for start in range(0, len(keys), step)
+    ]
     return tuple(
-        KVGroup(index=index, spec=spec, block_size=block_size, slots=tuple(keys))
-        for index, (spec, keys) in enumerate(by_spec.items())
+        KVGroup(index=index, spec=spec, block_size=sizes[spec], slots=tuple(keys))
+        for index, (spec, keys) in enumerate(parts)
     )
 
 
@@ -51,18 +65,26 @@ def _check_slots(slots: Sequence[KVSlot], own: dict[str, KVSlot]) -> None:
             )
 
 
-def blocks_for(groups: Sequence[KVGroup], tokens: int) -> int:
-    """Blocks, over all groups, that a request of `tokens` tokens holds at most."""
-    return sum(group.spec.blocks_for(tokens, group.block_size) for group in groups)
+def block_bytes(groups: Sequence[KVGroup]) -> int:
+    """Bytes of one block of the pool, whichever group holds it."""
+    return KVCacheConfig(tuple(groups), 1).block_bytes
 
 
-def longest_request(groups: Sequence[KVGroup], blocks: int) -> int:
+def blocks_for(groups: Sequence[KVGroup], tokens: int, budget: int | None = None) -> int:
+    """Blocks, over all groups, that a request of `tokens` tokens holds at most at any one time.
+
+    `budget` is the most tokens of one step; without it a whole prompt may be one step.
+    """
+    return sum(group.spec.blocks_for(tokens, group.block_size, budget) for group in groups)
+
+
+def longest_request(groups: Sequence[KVGroup], blocks: int, budget: int | None = None) -> int:
     """Most tokens that one request can have in `blocks` blocks (the null block not among them)."""
-    size = max(group.block_size for group in groups)
-    low, high = 0, blocks  # in units of `size` tokens; a group takes at least one block for each
+    size = min((group.block_size for group in groups), default=1)
+    low, high = 0, -(-_ENDLESS // size)  # in units of `size` tokens
     while low < high:
         middle = (low + high + 1) // 2
-        if blocks_for(groups, middle * size) <= blocks:
+        if blocks_for(groups, middle * size, budget) <= blocks:
             low = middle
         else:
             high = middle - 1
@@ -78,12 +100,13 @@ def size_cache(
     (what the profile left for the cache). Raises `ResourceError`, saying what would fit, if one
     request of `max_model_len` tokens cannot be held.
     """
-    if not groups:
-        return KVCacheConfig(groups=(), num_blocks=1, reason="The model caches nothing.")
-    page = sum(group.page_bytes() for group in groups)
-    useful = 1 + USEFUL_LOADS * config.max_num_seqs * blocks_for(groups, max_model_len)
+    page = block_bytes(groups)
+    if not page:
+        return KVCacheConfig(tuple(groups), num_blocks=1, reason="The model caches nothing.")
+    one = blocks_for(groups, max_model_len, config.max_num_batched_tokens)
+    useful = 1 + USEFUL_LOADS * config.max_num_seqs * one
     blocks, reason = _count_blocks(config, page, available_bytes, useful)
-    _check_fit(groups, page, blocks, reason, max_model_len)
+    _check_fit(groups, config, blocks, reason, max_model_len)
     return KVCacheConfig(groups=tuple(groups), num_blocks=blocks, reason=f"{reason}.")
 
 
@@ -106,12 +129,13 @@ def _count_blocks(
 
 
 def _check_fit(
-    groups: Sequence[KVGroup], page: int, blocks: int, reason: str, max_model_len: int
+    groups: Sequence[KVGroup], config: EngineConfig, blocks: int, reason: str, max_model_len: int
 ) -> None:
-    need = blocks_for(groups, max_model_len) + 1
+    budget, page = config.max_num_batched_tokens, block_bytes(groups)
+    need = blocks_for(groups, max_model_len, budget) + 1
     if blocks >= need:
         return
-    longest = longest_request(groups, blocks - 1) if blocks > 1 else 0
+    longest = longest_request(groups, blocks - 1, budget) if blocks > 1 else 0
     remedy = f"lower max_model_len to at most {longest}, or " if longest else ""
     raise ResourceError(
         f"The KV cache cannot hold one request of max_model_len={max_model_len} tokens: {reason}, "

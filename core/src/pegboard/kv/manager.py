@@ -13,17 +13,22 @@ of the step that filled blocks, never before: only then may others read them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import gcd
 
-from pegboard.api.kv import KVCacheConfig
+from pegboard.api.kv import CrossAttentionSpec, KVCacheConfig
 from pegboard.api.scheduler import CacheStats
 from pegboard.api.step import BlockCopy
 from pegboard.api.views import EngineRequest
 from pegboard.errors import UnsupportedError
+from pegboard.kv.audit import check_holders
 from pegboard.kv.blocks import Block, BlockPool, PoolStats
+from pegboard.kv.coordinator import common_beginning, parts_to_lists
 from pegboard.kv.groups import blocks_for, longest_request
 from pegboard.kv.hashing import BlockHasher
-from pegboard.kv.policies import GroupPolicy, make_policy
-from pegboard.kv.values import Allocation, Fork, Hit, KVRequest
+from pegboard.kv.policies import make_policy
+from pegboard.kv.policy import UNBOUNDED, GroupPolicy
+from pegboard.kv.states import StatePolicy
+from pegboard.kv.values import Allocation, Beginning, Fork, Hit, KVRequest
 
 __all__ = ["KVManager"]
 
@@ -31,20 +36,33 @@ __all__ = ["KVManager"]
 class KVManager:
     """The books of one KV cache. Never touches tensors; one thread."""
 
-    def __init__(self, cache: KVCacheConfig, *, caching: bool = True) -> None:
+    def __init__(
+        self, cache: KVCacheConfig, *, caching: bool = True, budget: int | None = None
+    ) -> None:
+        """`budget` is the most tokens of one step; without it a step may be as long as a
+        request."""
         if not cache.groups:
             raise UnsupportedError("the scheduler needs a model with at least one KV slot")
-        sizes = {group.block_size for group in cache.groups}
-        if len(sizes) != 1:
-            raise UnsupportedError(
-                f"KV groups have block sizes {sorted(sizes)}; they must have one"
-            )
         self.groups = cache.groups
-        self.block_size = sizes.pop()
-        self.caching = caching
+        self.prefix_match_unit = gcd(*(group.block_size for group in cache.groups))
+        """Tokens per hash; prefix hits are multiples of it."""
         self.pool = BlockPool(cache.num_blocks)
-        self._policies: list[GroupPolicy] = [make_policy(group) for group in cache.groups]
-        self._hasher = BlockHasher(self.block_size)
+        self._budget = budget
+        self._policies: list[GroupPolicy] = [
+            make_policy(group, self.prefix_match_unit) for group in cache.groups
+        ]
+        self._states = [p for p in self._policies if isinstance(p, StatePolicy)]
+        self.caching = caching and all(policy.cacheable for policy in self._policies)
+        self.forgets = any(policy.forgets for policy in self._policies)
+        """Blocks become free while a request goes on."""
+        self.keeps_state = bool(self._states)
+        """A fork needs a snapshot; see `snapshot`."""
+        self.encoder_limit = min(
+            (g.spec.max_tokens for g in cache.groups if isinstance(g.spec, CrossAttentionSpec)),
+            default=0,
+        )
+        """Most encoder tokens of a request."""
+        self._hasher = BlockHasher(self.prefix_match_unit)
         self._stats = CacheStats()
         self._none: list[list[int]] = [[] for _ in cache.groups]
 
@@ -56,17 +74,19 @@ class KVManager:
             root=self._hasher.root(request.adapter, request.cache_salt),
             media=request.media,
             tables=[[] for _ in self.groups],
+            released=[0] * len(self.groups),
+            encoder_tokens=request.encoder_tokens,
         )
 
     # Room
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that a request of `tokens` tokens holds, over all groups."""
-        return blocks_for(self.groups, tokens)
+        """Blocks that a request of `tokens` tokens holds at most, over all groups."""
+        return blocks_for(self.groups, tokens, self._budget)
 
     def longest_request(self) -> int:
         """Most tokens that one request alone can have computed."""
-        return longest_request(self.groups, self.pool.total)
+        return longest_request(self.groups, self.pool.total, self._budget)
 
     def cut(self, start: int, count: int) -> int:
         """Shorten a chunk so that it ends where every group can resume."""
@@ -74,115 +94,186 @@ class KVManager:
             count = policy.cut(start, count)
         return count
 
+    def nothing(self) -> Hit:
+        """The beginning of a request that starts from scratch."""
+        return Hit(0, [[] for _ in self.groups], [])
+
     def match(self, request: KVRequest, limit: int) -> Hit:
-        """The longest cached beginning of at most `limit` tokens, in whole blocks.
+        """The longest cached beginning of at most `limit` tokens, in whole hash units.
 
         Takes no references. `limit` is below the number of known tokens, so that at least one is
         computed: logits come from computing.
         """
-        most = limit // self.block_size if self.caching else 0
+        most = limit // self.prefix_match_unit if self.caching else 0
         if most <= 0:
-            return Hit(0, [[] for _ in self.groups])
+            return self.nothing()
         self._hash(request, most)
-        while True:  # what one group lacks, the others cannot use: shrink until all agree
-            found = [policy.find(self.pool, request.hashes, most) for policy in self._policies]
-            shortest = min(len(blocks) for blocks in found)
-            if all(len(blocks) == shortest for blocks in found):
-                return Hit(shortest * self.block_size, found)
-            most = shortest
+        units = common_beginning(self._policies, self.pool, request.hashes, most)
+        parts = [policy.begin(self.pool, request.hashes, units) for policy in self._policies]
+        return Hit(units * self.prefix_match_unit, *parts_to_lists(parts))
 
     def allocate(self, want: Allocation) -> list[list[int]] | None:
-        """Make room; ids of newly taken blocks per group (read only), None if there are too few.
+        """Make room; ids of new table entries per group (read only), None if there are too few
+        blocks.
 
-        On None nothing has changed.
+        An id of 0 stands for an entry that needs no block. On None nothing has changed.
         """
-        tokens = want.start + want.count + want.lookahead
-        if tokens <= want.request.capacity:
+        request, tokens = want.request, want.start + want.count + want.lookahead
+        if tokens <= request.capacity:
             return self._none
-        begin = want.request.tables if want.given is None else want.given.blocks
-        lengths = [policy.table_length(tokens) for policy in self._policies]
-        missing = sum(lengths) - sum(len(blocks) for blocks in begin)
+        begin = request.tables if want.given is None else want.given.blocks
+        lengths = [p.entries(tokens, request.encoder_tokens) for p in self._policies]
+        missing = sum(
+            max(length - len(blocks), 0) - policy.skipped(len(blocks), length)
+            for policy, blocks, length in zip(self._policies, begin, lengths, strict=True)
+        )
         if missing + self._idle(want) + want.reserve > self.pool.available:
             return None
         if want.given is not None:
-            self._begin(want.request, want.given)
-        return self._extend(want.request, lengths)
+            self._begin(request, want.given)
+        return self._extend(request, lengths)
 
     def _idle(self, want: Allocation) -> int:
         """Blocks of a hit that nobody holds: available now, no more once referenced."""
         if not isinstance(want.given, Hit):
             return 0
-        return sum(block.refs == 0 for blocks in want.given.blocks for block in blocks)
+        hit = {block.id: block for blocks in want.given.blocks for block in blocks}
+        hit |= {source.block.id: source.block for source in want.given.sources}
+        return sum(block.refs == 0 for block in hit.values())
 
-    def _begin(self, request: KVRequest, given: Hit | Fork) -> None:
+    def _begin(self, request: KVRequest, given: Beginning) -> None:
         """Fill empty tables with a hit or fork."""
         assert not any(request.tables), "a hit or fork goes into empty tables"
         request.tables = given.blocks
         if isinstance(given, Hit):
             for blocks in given.blocks:
                 self.pool.touch(blocks)
-            request.committed = given.tokens // self.block_size
+            self.pool.touch(source.block for source in given.sources)
+            request.committed = given.tokens // self.prefix_match_unit
 
     def _extend(self, request: KVRequest, lengths: list[int]) -> list[list[int]]:
-        """Take new blocks until the tables have these lengths."""
+        """Add entries until the tables have these lengths."""
         new_ids = []
-        for table, length in zip(request.tables, lengths, strict=True):
+        for policy, table, length in zip(self._policies, request.tables, lengths, strict=True):
+            skipped = policy.skipped(len(table), length)
+            table.extend([self.pool.null] * skipped)
             new = self.pool.take(max(length - len(table), 0))
             table.extend(new)
-            new_ids.append([block.id for block in new])
-        request.capacity = min(map(len, request.tables)) * self.block_size
+            new_ids.append([0] * skipped + [block.id for block in new])
+        request.capacity = self._capacity(request)
         return new_ids
+
+    def _capacity(self, request: KVRequest) -> int:
+        """Tokens that every group has room for."""
+        tables = zip(self._policies, request.tables, strict=True)
+        return min((p.capacity(len(table)) for p, table in tables), default=UNBOUNDED)
+
+    def forget(self, request: KVRequest, computed: int) -> None:
+        """Give up what no token after the first `computed` ones attends to.
+
+        Their steps are over. Block tables keep their lengths; the null block takes the places, and
+        the runner keeps the old ids, which it reads no more.
+        """
+        if not self.forgets:
+            return
+        for group, policy in enumerate(self._policies):
+            table, start = request.tables[group], request.released[group]
+            stop = min(policy.first_entry(computed), len(table)) if policy.forgets else 0
+            if stop > start:
+                self.pool.free(table[start:stop])
+                table[start:stop] = [self.pool.null] * (stop - start)
+                request.released[group] = stop
 
     def free(self, request: KVRequest) -> None:
         """Give up all blocks of a request; their content stays while nobody needs the room."""
         for group, table in enumerate(request.tables):
             self.pool.free(table)
             request.tables[group] = []
+            request.released[group] = 0
+        self.drop_snapshots(request)
         request.committed = request.capacity = 0
 
     # Sharing
 
     def commit(self, request: KVRequest, computed: int) -> None:
         """Offer the full blocks of the first `computed` tokens; their steps are over."""
-        full = computed // self.block_size
-        if not self.caching or full <= request.committed:
+        units = computed // self.prefix_match_unit
+        if not self.caching or units <= request.committed:
             return
-        self._hash(request, full)
-        for group, table in enumerate(request.tables):
-            for number in range(request.committed, full):
-                if table[number].key is None and table[number] is not self.pool.null:
-                    self.pool.file(table[number], (group, request.hashes[number]))
-        request.committed = full
+        self._hash(request, units)
+        for policy in self._policies:
+            policy.commit(self.pool, request, units, computed)
+        request.committed = units
 
-    def fork(self, parent: KVRequest, prompt: int) -> Fork:
+    def snapshot(self, request: KVRequest, tokens: int) -> list[BlockCopy]:
+        """Keep the recurrent state after `tokens` tokens, for forks.
+
+        Called while the step that begins there is planned, whose end overwrites the state; the
+        copies come before its forward pass. Without room for them nothing is kept, and there will
+        be no fork.
+        """
+        copied = [p for p in self._states if tokens % p.block_size] if tokens else []
+        if len(copied) > self.pool.available:
+            return []
+        copies = []
+        for policy in self._states if tokens else []:
+            state = request.tables[policy.index][policy.entry(tokens)]
+            rest = tokens % policy.block_size
+            if rest:
+                (kept,) = self.pool.take(1)
+                copies.append(BlockCopy(policy.index, state.id, kept.id, rest))
+            else:  # the step writes another entry, so that this one is a snapshot already
+                kept = state
+                self.pool.touch([kept])
+            request.snapshots[policy.index] = kept
+        request.snapshot_at = tokens
+        return copies
+
+    def drop_snapshots(self, request: KVRequest) -> None:
+        """Give up what `snapshot` kept."""
+        if request.snapshot_at < 0:
+            return
+        self.pool.free(list(request.snapshots.values()))
+        request.snapshots.clear()
+        request.snapshot_at = -1
+
+    def fork(self, parent: KVRequest, prompt: int) -> Fork | None:
         """Take references on a parent's first `prompt` tokens, all computed, for one child.
 
         The child computes only the last of them again, in a block of its own, for its own logits.
+        None if the parent has given up what the child would read.
         """
         tokens = prompt - 1
-        full, rest = divmod(tokens, self.block_size)
-        blocks = [table[:full] for table in parent.tables]
-        sources = [table[full] for table in parent.tables] if rest else []
-        for shared in (*blocks, sources):
+        snapshots = parent.snapshots if parent.snapshot_at == tokens else {}
+        parts = []
+        for policy, table in zip(self._policies, parent.tables, strict=True):
+            part = policy.fork(self.pool, table, tokens, snapshots)
+            if part is None:
+                return None
+            parts.append(part)
+        fork = Fork(tokens, *parts_to_lists(parts))
+        for shared in fork.blocks:
             self.pool.touch(shared)
-        return Fork(tokens=tokens, blocks=blocks, sources=sources, copy_tokens=rest)
+        self.pool.touch(source.block for source in fork.sources)
+        return fork
 
-    def copies(self, fork: Fork, new: Sequence[Sequence[int]]) -> list[BlockCopy]:
-        """Copies for a child's first step; `new` are the blocks it got. Sources stay referenced."""
+    def copies(self, given: Beginning, new: Sequence[Sequence[int]]) -> list[BlockCopy]:
+        """Copies for a request's first step; `new` are the blocks it got. Sources stay
+        referenced."""
         return [
-            BlockCopy(group=group, source=block.id, target=new[group][0], tokens=fork.copy_tokens)
-            for group, block in enumerate(fork.sources)
+            BlockCopy(source.group, source.block.id, new[source.group][0], source.tokens)
+            for source in given.sources
         ]
 
     def release_fork(self, fork: Fork) -> None:
         """Give up the references of a fork that no child adopted."""
         for shared in fork.blocks:
             self.pool.free(shared)
-        self.release(fork.sources)
+        self.release(source.block for source in fork.sources)
 
-    def release(self, blocks: Sequence[Block]) -> None:
+    def release(self, blocks: Iterable[Block]) -> None:
         """Give up one reference on each of these blocks."""
-        self.pool.free(blocks)
+        self.pool.free(list(blocks))
 
     def evict(self, ids: Iterable[int]) -> int:
         """Forget the content of these blocks. Returns how many had any."""
@@ -196,9 +287,9 @@ class KVManager:
         self.pool.evicted = 0
         return True
 
-    def _hash(self, request: KVRequest, blocks: int) -> None:
-        if len(request.hashes) < blocks:
-            self._hasher.extend(request.hashes, blocks, request.root, request.ids, request.media)
+    def _hash(self, request: KVRequest, units: int) -> None:
+        if len(request.hashes) < units:
+            self._hasher.extend(request.hashes, units, request.root, request.ids, request.media)
 
     # Statistics and checks
 
@@ -219,17 +310,7 @@ class KVManager:
         self, requests: Iterable[KVRequest], forks: Iterable[Fork], loose: Iterable[Block]
     ) -> None:
         """Verify the pool, and that each reference has a request, fork or loose block."""
-        self.pool.check()
-        held = [0] * len(self.pool.blocks)
-        held[0] = 1
-        holders: list[Iterable[Block]] = [loose]
+        requests = list(requests)
         for request in requests:
-            holders += request.tables
-            assert request.capacity == min(map(len, request.tables)) * self.block_size
-        for fork in forks:
-            holders += [*fork.blocks, fork.sources]
-        for blocks in holders:
-            for block in blocks:
-                held[block.id] += block is not self.pool.null
-        for block in self.pool.blocks:
-            assert block.refs == held[block.id], f"{block} has {held[block.id]} holders"
+            assert request.capacity in (0, self._capacity(request)), "a capacity is off"
+        check_holders(self.pool, requests, forks, loose)

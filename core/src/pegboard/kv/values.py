@@ -7,7 +7,7 @@ import msgspec
 from pegboard.kv.blocks import Block
 from pegboard.kv.hashing import MediaSpan
 
-__all__ = ["Allocation", "Fork", "Hit", "KVRequest"]
+__all__ = ["Allocation", "Beginning", "Fork", "Hit", "KVRequest", "Source"]
 
 
 class KVRequest(msgspec.Struct, eq=False):
@@ -18,13 +18,20 @@ class KVRequest(msgspec.Struct, eq=False):
     root: bytes
     media: list[MediaSpan]
     tables: list[list[Block]]
-    """Per group, the blocks held, in order."""
+    """Per group, the blocks held, in order; the null block where nothing is kept (any more)."""
+    released: list[int]
+    """Per group, leading entries of the table that were given up already."""
+    encoder_tokens: int = 0
     hashes: list[bytes] = msgspec.field(default_factory=list)
-    """Of the leading full blocks, as many as were needed so far."""
+    """Of the leading hash units, as many as were needed so far."""
     committed: int = 0
-    """Leading blocks that were offered for sharing already."""
+    """Leading hash units that were offered for sharing already."""
     capacity: int = 0
     """Tokens that the tables have room for."""
+    snapshot_at: int = -1
+    """Tokens that `snapshots` stand for."""
+    snapshots: dict[int, Block] = msgspec.field(default_factory=dict)
+    """By group, referenced blocks with the recurrent state after `snapshot_at` tokens."""
 
     def ids(self, start: int, stop: int) -> list[int]:
         """Token ids of the range ``start:stop`` of prompt and output."""
@@ -40,27 +47,31 @@ class KVRequest(msgspec.Struct, eq=False):
         return [[block.id for block in table] for table in self.tables]
 
 
-class Hit(msgspec.Struct):
+class Source(msgspec.Struct):
+    """A block that is copied into the first block that a request takes in a group."""
+
+    group: int
+    block: Block
+    tokens: int
+    """Leading tokens to copy."""
+
+
+class Beginning(msgspec.Struct, eq=False):
+    """What a request can start from instead of computing it."""
+
+    tokens: int
+    blocks: list[list[Block]]
+    """Per group, what the block table begins with; the null block where nothing is needed."""
+    sources: list[Source]
+    """At most one per group, where the beginning ends inside a block."""
+
+
+class Hit(Beginning, eq=False):
     """A cached beginning of a request; no references are held."""
 
-    tokens: int
-    blocks: list[list[Block]]
-    """Per group."""
 
-
-class Fork(msgspec.Struct, eq=False):
-    """References on a computed prompt for a child that waits.
-
-    The child starts with `tokens` tokens computed.
-    """
-
-    tokens: int
-    blocks: list[list[Block]]
-    """Per group, the full blocks that the child will share."""
-    sources: list[Block]
-    """Per group, the partly filled block to copy; empty if the last token begins a block."""
-    copy_tokens: int
-    """Leading tokens of `sources` to copy."""
+class Fork(Beginning, eq=False):
+    """References on a computed prompt for a child that waits."""
 
 
 class Allocation(msgspec.Struct):
@@ -70,7 +81,7 @@ class Allocation(msgspec.Struct):
     start: int
     count: int
     lookahead: int = 0
-    given: Hit | Fork | None = None
+    given: Beginning | None = None
     """What the (empty) tables begin with: a hit is referenced now, a fork's references move in."""
     reserve: int = 0
     """Blocks that must remain available afterwards."""

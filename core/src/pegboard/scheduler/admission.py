@@ -29,6 +29,12 @@ def check_request(request: EngineRequest, books: Books, whole: int | None) -> No
             f"enable_chunked_prefill=False a step holds at most max_num_batched_tokens={whole}; "
             f"raise that, or enable chunks."
         )
+    if request.encoder_tokens > books.kv.encoder_limit:
+        raise RequestError(
+            f"encoder_tokens={request.encoder_tokens} is not allowed: the model's cross-attention "
+            f"reads at most {books.kv.encoder_limit}",
+            field="encoder_tokens",
+        )
     needed, room = Request.tokens_needed(request), books.kv.longest_request()
     if needed > room:
         most = room - prompt + 1

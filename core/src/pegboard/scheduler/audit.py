@@ -15,7 +15,7 @@ def audit(books: Books) -> None:
     _check_rooms(books)
     for request in books.requests.values():
         _check_lengths(request)
-        _check_holdings(request, books.kv.block_size)
+        _check_holdings(request, books.kv.prefix_match_unit)
     _check_in_flight(books)
     books.families.check()
     books.slots.check([request.slot for request in books.running])
@@ -51,7 +51,7 @@ def _check_lengths(request: Request) -> None:
     assert len(request.output_ids) <= request.origin.max_tokens, f"{name!r}: too many tokens"
 
 
-def _check_holdings(request: Request, block_size: int) -> None:
+def _check_holdings(request: Request, unit: int) -> None:
     """Only running requests have a slot and blocks; the blocks cover what is planned."""
     name, kv = request.request_id, request.kv
     if request.status is not Status.RUNNING:
@@ -59,7 +59,7 @@ def _check_holdings(request: Request, block_size: int) -> None:
         assert not any(kv.tables), f"{name!r} is {request.status} and holds blocks"
         return
     assert request.planned <= kv.capacity, f"{name!r}: too few blocks"
-    assert kv.committed * block_size <= request.computed, f"{name!r} shares what is not computed"
+    assert kv.committed * unit <= request.computed, f"{name!r} shares what is not computed"
 
 
 def _check_in_flight(books: Books) -> None:

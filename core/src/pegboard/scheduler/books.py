@@ -6,7 +6,7 @@ keeps all books in step, so that nothing can be half done.
 
 from __future__ import annotations
 
-from pegboard.kv import Fork, Hit, KVManager
+from pegboard.kv import Beginning, Fork, KVManager
 from pegboard.scheduler.draft import Draft, Record
 from pegboard.scheduler.families import Families, check_kin
 from pegboard.scheduler.queue import ArrivalQueue
@@ -42,13 +42,15 @@ class Books:
             self.waiting.push(request)
 
     def start(
-        self, request: Request, given: Hit | Fork, blocks: list[list[int]], draft: Draft
+        self, request: Request, given: Beginning, blocks: list[list[int]], draft: Draft
     ) -> None:
         """From the queue to the running ones; `blocks` are new, beside those of `given`."""
         self.waiting.remove(request)
         if isinstance(given, Fork):
             self.families.adopt(request)
-            draft.add_copies(self.kv.copies(given, blocks), given.sources)
+        if given.sources:
+            sources = [source.block for source in given.sources]
+            draft.add_copies(self.kv.copies(given, blocks), sources)
         request.admit(self.slots.take(), given.tokens)
         self.running.append(request)
 
@@ -67,9 +69,11 @@ class Books:
         """Keys and values of the first `computed` tokens are in the cache now, for everyone."""
         request.computed = computed
         self.kv.commit(request.kv, computed)
-        if request.prompt_done and self.families.led_by(request):
+        if request.prompt_done:
             for child in self.families.prompt_done(request):
                 self.waiting.push(child)
+            self.kv.drop_snapshots(request.kv)
+        self.kv.forget(request.kv, computed)  # after forks, which reach one token further back
 
     def end(self, request: Request) -> None:
         """Take a live request out of every book, whatever its state."""

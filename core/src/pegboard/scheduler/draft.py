@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from pegboard.api.step import BlockCopy, NewRow, StepPlan
@@ -28,7 +30,8 @@ class Draft:
     def __init__(self, step_id: int, budget: int) -> None:
         self.budget = budget
         """Tokens that may still be planned."""
-        self.preempted = False
+        self.short = False
+        """Blocks are short: somebody was preempted, or waits for steps in flight to free some."""
         self.loose: list[Block] = []
         self._plan = StepPlan(step_id, [], [], [], [], [])
         self._requests: list[Request] = []
@@ -60,14 +63,14 @@ class Draft:
         self._epochs.append(request.epoch)
         self.budget -= count
 
-    def add_copies(self, copies: list[BlockCopy], sources: list[Block]) -> None:
+    def add_copies(self, copies: list[BlockCopy], sources: Iterable[Block] = ()) -> None:
         """Copy blocks before the forward pass; the step takes over the references on `sources`."""
         self._plan.copies += copies
         self.loose += sources
 
     def drop(self, request: Request) -> None:
         """A running request without a row in this step is preempted."""
-        self.preempted = True
+        self.short = True
         self._new_rows.pop(request, None)
 
     def seal(self, freed_slots: list[int], resync: bool) -> Record:

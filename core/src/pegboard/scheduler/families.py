@@ -115,8 +115,11 @@ class Families:
             assert child.fork is fork, f"{child.request_id!r} does not know its references"
 
     def _give_fork(self, child: Request, leader: Request) -> None:
+        """References for the child, unless the leader has given up what it would need."""
         fork = self._kv.fork(leader.kv, child.num_prompt)
         child.wait(fork)
+        if fork is None:
+            return
         child.scored = child.num_prompt - 1  # the leader's outputs bring them
         child.cached_tokens = leader.cached_tokens
         self._forked[child] = fork
@@ -124,7 +127,7 @@ class Families:
 
 def check_kin(child: Request, parent: Request) -> None:
     """Raise `RequestError` unless the two can share their prompt."""
-    for field in ("prompt_ids", "cache_salt", "adapter", "media"):
+    for field in ("prompt_ids", "cache_salt", "adapter", "media", "encoder_tokens"):
         if getattr(child.origin, field) != getattr(parent.origin, field):
             raise RequestError(
                 f"parent={parent.request_id!r} is not allowed for request {child.request_id!r}: "

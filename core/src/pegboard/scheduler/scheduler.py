@@ -20,7 +20,7 @@ from pegboard.api.step import StepPlan, StepResult
 from pegboard.api.views import EngineOutput, EngineRequest
 from pegboard.config.engine import EngineConfig
 from pegboard.errors import PluginError
-from pegboard.kv import Allocation, Fork, Hit, KVManager
+from pegboard.kv import Allocation, Beginning, Fork, KVManager
 from pegboard.scheduler.admission import check_request
 from pegboard.scheduler.audit import audit
 from pegboard.scheduler.books import Books
@@ -37,7 +37,9 @@ class TokenBudgetScheduler:
     def __init__(self, config: EngineConfig, cache: KVCacheConfig) -> None:
         self._budget = config.max_num_batched_tokens
         self._chunked = config.enable_chunked_prefill
-        self._kv = KVManager(cache, caching=config.enable_prefix_caching)
+        self._kv = KVManager(
+            cache, caching=config.enable_prefix_caching, budget=config.max_num_batched_tokens
+        )
         self._watermark = int(config.watermark * self._kv.pool.total)
         self._books = Books(self._kv, config.max_num_seqs)
         self._arrivals = self._steps = 0
@@ -74,7 +76,7 @@ class TokenBudgetScheduler:
         draft = Draft(self._steps, self._budget)
         resync = self._restate(draft)
         self._continue_running(draft)
-        if not draft.preempted:  # else blocks are short, and whoever waits would fail in vain
+        if not draft.short:  # else blocks are short, and whoever waits would fail in vain
             self._admit_waiting(draft)
         return self._dispatch(draft, resync)
 
@@ -91,28 +93,52 @@ class TokenBudgetScheduler:
 
     def _continue_running(self, draft: Draft) -> None:
         """Give running requests their next tokens; the list may lose its tail on the way."""
-        index, kv, running = 0, self._kv, self._books.running
+        index, running = 0, self._books.running
         while index < len(running) and draft.budget > 0:
             request = running[index]
             index += 1
             count = min(request.ready, draft.budget)
             if count <= 0:
                 continue
-            count = kv.cut(request.planned, count)
+            count = self._cut(request, request.planned, count)
             blocks = self._make_room(Allocation(request.kv, request.planned, count), request, draft)
             if blocks is not None:
+                self._snapshot(request, request.planned, draft)
                 draft.add_row(request, count, blocks)
 
     def _make_room(
         self, want: Allocation, request: Request, draft: Draft
     ) -> list[list[int]] | None:
-        """Blocks for a running request, taken from others if need be; None if it was preempted."""
+        """Blocks for a running request, taken from others if need be.
+
+        None if it was preempted, or if it waits: its own steps in flight may free what it needs.
+        """
+        books = self._books
         while (blocks := self._kv.allocate(want)) is None:
-            if self._books.families.release_youngest():
+            if books.families.release_youngest():
                 continue
-            if self._books.preempt_last(draft) is request:
+            last = books.running[-1] is request
+            if last and self._kv.forgets and request.planned > request.computed:
+                draft.short = True
+                return None
+            if books.preempt_last(draft) is request:
                 return None
         return blocks
+
+    def _cut(self, request: Request, start: int, count: int) -> int:
+        """Shorten a chunk so that it ends where the state must be kept; at least 1 token."""
+        if self._kv.keeps_state and self._books.families.led_by(request):
+            fork = request.num_prompt - 1  # where the children begin
+            if start < fork < start + count:
+                count = fork - start
+        return self._kv.cut(start, count)
+
+    def _snapshot(self, request: Request, start: int, draft: Draft) -> None:
+        """Keep the recurrent state for the request's children before a step overwrites it."""
+        if not self._kv.keeps_state or start != request.num_prompt - 1:
+            return
+        if self._books.families.led_by(request):
+            draft.add_copies(self._kv.snapshot(request.kv, start))
 
     def _admit_waiting(self, draft: Draft) -> None:
         """Admit in order, as long as budget, slots and blocks last."""
@@ -128,9 +154,22 @@ class TokenBudgetScheduler:
         False if it must wait, True if the queue may be looked at again.
         """
         books = self._books
-        if books.running and self._kv.pool.available <= self._watermark:
+        pool = self._kv.pool
+        if books.running and pool.total and pool.available <= self._watermark:
             return False
         given = request.fork or self._kv.match(request.kv, request.readable)
+        if self._start(request, given, draft):
+            return True
+        if books.running:
+            return False
+        # Alone, a request fits: only references of waiting children can be in the way, or a hit,
+        # which takes blocks beside those that it is copied to.
+        if books.families.release_youngest():
+            return True
+        return bool(given.tokens) and self._start(request, self._kv.nothing(), draft)
+
+    def _start(self, request: Request, given: Beginning, draft: Draft) -> bool:
+        """Plan the first chunk of a waiting request; False if budget or blocks do not reach."""
         count = self._first_chunk(request, given.tokens, draft.budget)
         if count <= 0:
             return False
@@ -139,10 +178,10 @@ class TokenBudgetScheduler:
         want = Allocation(request.kv, given.tokens, count, given=given, reserve=reserve)
         new = self._kv.allocate(want)
         if new is None:
-            # With nothing running, only references of waiting children can be in the way.
-            return not books.running and books.families.release_youngest()
+            return False
         self._count_hit(request, given)
-        books.start(request, given, new, draft)
+        self._books.start(request, given, new, draft)
+        self._snapshot(request, given.tokens, draft)
         draft.restate(request, held)
         draft.add_row(request, count, new)
         return True
@@ -154,7 +193,7 @@ class TokenBudgetScheduler:
         # step; it runs in the fewest pieces.
         if not self._chunked and budget < min(rest, self._budget):
             return 0
-        return self._kv.cut(start, min(rest, budget))
+        return self._cut(request, start, min(rest, budget))
 
     def _reserve(self, request: Request, stop: int) -> int:
         """Blocks to leave beside those for the first `stop` tokens.
@@ -166,7 +205,7 @@ class TokenBudgetScheduler:
         rest = self._kv.blocks_for(request.known) - self._kv.blocks_for(stop)
         return self._watermark + rest
 
-    def _count_hit(self, request: Request, given: Hit | Fork) -> None:
+    def _count_hit(self, request: Request, given: Beginning) -> None:
         """Statistics of a prompt's first look into the cache."""
         if request.admitted or isinstance(given, Fork):
             return

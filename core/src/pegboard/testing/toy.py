@@ -1,23 +1,24 @@
 """A deterministic executor without tensors: it stores ids where a model stores keys and values.
 
-The toy model's next token is a checksum of every earlier token, *as read back from the block
-table*. A wrong block, a stale slot or a block that was shared too early therefore changes the text,
-and `ToyExecutor` compares what it reads with what the plans told it and fails at once.
+The toy model's next token is a checksum of every earlier token. Before it is computed,
+`ToyExecutor` reads back from the block tables, in every KV group, all that the group's kind may
+attend to, and compares it with what the plans told: a wrong block, a stale slot, a block that was
+given up or shared too early fails at once. See `pegboard.testing.toy_cache`.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
 import msgspec
 
 from pegboard.api.executor import MemoryProfile, Pending
-from pegboard.api.kv import FullAttentionSpec, KVCacheConfig, KVSlot
+from pegboard.api.kv import FullAttentionSpec, KVCacheConfig, KVSlot, KVSpec
 from pegboard.api.params import SamplingParams
 from pegboard.api.step import (
-    BlockCopy,
     LateInputs,
     NewRow,
     PromptLogprobs,
@@ -26,6 +27,7 @@ from pegboard.api.step import (
     TokenLogprobs,
 )
 from pegboard.api.views import EngineRequest
+from pegboard.testing.toy_cache import ToyCache, ToyRow
 
 __all__ = ["ToyCounts", "ToyExecutor", "toy_generate", "toy_token"]
 
@@ -48,6 +50,8 @@ class ToyCounts(msgspec.Struct):
     hits: int = 0
     """New rows that begin with blocks they did not compute."""
     copies: int = 0
+    state_copies: int = 0
+    """Copies of recurrent state among `copies`."""
     reused_slots: int = 0
     resyncs: int = 0
 
@@ -82,32 +86,35 @@ def _masked(
     return token
 
 
-class _Row:
+class _Row(ToyRow):
     """A request on the device."""
 
     def __init__(self, new: NewRow) -> None:
-        self.ids = [*new.prompt_ids, *new.output_ids]
+        super().__init__([*new.prompt_ids, *new.output_ids], new.blocks)
         self.prompt = len(new.prompt_ids)
         self.params = new.params
         self.seed = new.seed
         self.child = new.child
         self.end_ids = frozenset(new.end_ids)
-        self.tables = [list(blocks) for blocks in new.blocks]
 
 
 class ToyExecutor:
     """Implements `pegboard.api.executor.Executor`.
 
-    `groups` KV groups are declared, each storing the same ids. A row whose tokens hold `poison`
-    fails.
+    The model has a layer per entry of `specs`; without them, `groups` layers of full attention,
+    each a group of its own. A row whose tokens hold `poison` fails.
     """
 
-    def __init__(self, groups: int = 1, poison: int | None = None) -> None:
+    def __init__(
+        self, groups: int = 1, poison: int | None = None, specs: Sequence[KVSpec] = ()
+    ) -> None:
         self.counts = ToyCounts()
-        self._groups = groups
+        self._specs = specs or [
+            FullAttentionSpec(1 << layer, 1 << (groups - layer), "float32")
+            for layer in range(groups)
+        ]
         self._poison = poison
-        self._storage: list[list[list[int]]] = []
-        self._block_size = 0
+        self._cache: ToyCache | None = None
         self._rows: dict[int, _Row] = {}
         self._used_slots: set[int] = set()
 
@@ -115,18 +122,13 @@ class ToyExecutor:
         """Nothing to load."""
 
     def kv_slots(self) -> tuple[KVSlot, ...]:
-        return tuple(
-            KVSlot(layer, "self", FullAttentionSpec(1, layer + 1, "float32"))
-            for layer in range(self._groups)
-        )
+        return tuple(KVSlot(layer, "self", spec) for layer, spec in enumerate(self._specs))
 
     def profile(self) -> MemoryProfile:
         return MemoryProfile(total=1 << 30, free=1 << 30, weights=0, peak_activations=0)
 
     def allocate(self, cache: KVCacheConfig) -> None:
-        self._block_size = cache.groups[0].block_size
-        empty = [-1] * self._block_size
-        self._storage = [[list(empty) for _ in range(cache.num_blocks)] for _ in cache.groups]
+        self._cache = ToyCache(cache)
 
     def warm_up(self) -> None:
         """Nothing to warm."""
@@ -138,13 +140,20 @@ class ToyExecutor:
         self._rows.clear()
 
     def execute(self, plan: StepPlan) -> Pending:
+        assert self._cache is not None, "allocate() comes first"
         self._apply(plan)
         for copy in plan.copies:
-            self._copy(copy)
-        for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
-            self._write(self._rows[slot], start, count)
-        for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
-            self._verify(slot, self._rows[slot], start + count)
+            self._cache.copy(copy)
+        rows = [
+            (self._rows[slot], start, start + count)
+            for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True)
+        ]
+        for row, start, _ in rows:
+            self._cache.recall(row, start)
+        for row, start, stop in rows:
+            self._cache.write(row, start, stop)
+        for slot, (row, start, stop) in zip(plan.slots, rows, strict=True):
+            self._cache.verify(slot, row, start, stop)
         self._count(plan)
         return ToyPending(self, plan)
 
@@ -167,8 +176,7 @@ class ToyExecutor:
 
     def _sample_row(self, slot: int, row: _Row, stop: int, result: StepResult) -> None:
         assert stop == len(row.ids), f"sampling after {stop} tokens of {len(row.ids)}"
-        read = self._read(row, 0, stop)
-        token = toy_token(read, row.params, row.seed, row.child)
+        token = toy_token(row.ids, row.params, row.seed, row.child)
         token = _masked(token, row.ids, row.prompt, row.params, row.end_ids)
         row.ids.append(token)
         result.slots.append(slot)
@@ -194,41 +202,6 @@ class ToyExecutor:
             for table, blocks in zip(self._rows[slot].tables, new_blocks, strict=True):
                 table.extend(blocks)
 
-    def _copy(self, copy: BlockCopy) -> None:
-        assert 0 not in (copy.source, copy.target), "the null block is copied"
-        blocks = self._storage[copy.group]
-        blocks[copy.target][: copy.tokens] = blocks[copy.source][: copy.tokens]
-
-    def _write(self, row: _Row, start: int, count: int) -> None:
-        """Store the ids of tokens ``start`` to ``start + count``."""
-        size, stop = self._block_size, start + count
-        assert stop <= len(row.ids), f"tokens up to {stop} planned, {len(row.ids)} known"
-        for storage, table in zip(self._storage, row.tables, strict=True):
-            position = start
-            while position < stop:
-                number, offset = divmod(position, size)
-                taken = min(size - offset, stop - position)
-                assert table[number] != 0, "the null block is written"
-                block = storage[table[number]]
-                block[offset : offset + taken] = row.ids[position : position + taken]
-                position += taken
-
-    def _read(self, row: _Row, group: int, stop: int) -> list[int]:
-        """The first `stop` ids, from storage."""
-        storage, size, read = self._storage[group], self._block_size, []
-        for block in row.tables[group][: -(-stop // size)]:
-            read += storage[block]
-        return read[:stop]
-
-    def _verify(self, slot: int, row: _Row, stop: int) -> None:
-        """Everything that the row attends to is what its own tokens would have stored."""
-        for group in range(len(self._storage)):
-            read = self._read(row, group, stop)
-            assert read == row.ids[:stop], (
-                f"slot {slot}, group {group}: block table {row.tables[group]} gives {read}, "
-                f"expected {row.ids[:stop]}"
-            )
-
     def _count(self, plan: StepPlan) -> None:
         counts = self.counts
         counts.steps += 1
@@ -236,6 +209,8 @@ class ToyExecutor:
         counts.tokens += plan.tokens
         counts.shared_steps += plan.rows > 1
         counts.copies += len(plan.copies)
+        assert self._cache is not None
+        counts.state_copies += sum(self._cache.holds_state(copy.group) for copy in plan.copies)
         for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
             counts.prefill_chunks += start + count < self._rows[slot].prompt
 
