@@ -17,13 +17,12 @@ def key(name: str, group: int = 0) -> tuple[int, bytes]:
 
 
 class NaivePool:
-    """What the pool must do, written down the slow way: one list, one count, one key per block."""
+    """What the pool must do, written down the slow way: one list, one count, some keys per block."""
 
     def __init__(self, blocks: int) -> None:
         self.order = list(range(1, blocks))
         self.refs = [0] * blocks
-        self.keys: dict[int, tuple[int, bytes]] = {}
-        self.filed: list[int] = []  # in order of filing
+        self.filed: list[tuple[int, tuple[int, bytes]]] = []  # (block, key), oldest first
         self.evicted = 0
 
     def take(self, count: int) -> list[int]:
@@ -34,10 +33,12 @@ class NaivePool:
         return taken
 
     def forget(self, block: int) -> bool:
-        if self.keys.pop(block, None) is None:
-            return False
-        self.filed.remove(block)
-        return True
+        before = len(self.filed)
+        self.filed = [(other, name) for other, name in self.filed if other != block]
+        return len(self.filed) < before
+
+    def keys(self, block: int) -> tuple[tuple[int, bytes], ...]:
+        return tuple(name for other, name in self.filed if other == block)
 
     def touch(self, blocks: list[int]) -> None:
         for block in blocks:
@@ -48,14 +49,13 @@ class NaivePool:
         for block in reversed(blocks):
             self.refs[block] -= 1
             if self.refs[block] == 0:
-                self.order.insert(len(self.order) if block in self.keys else 0, block)
+                self.order.insert(len(self.order) if self.keys(block) else 0, block)
 
     def file(self, block: int, name: tuple[int, bytes]) -> None:
-        self.keys[block] = name
-        self.filed.append(block)
+        self.filed.append((block, name))
 
     def find(self, name: tuple[int, bytes]) -> int | None:
-        return next((block for block in self.filed if self.keys[block] == name), None)
+        return next((block for block, filed in self.filed if filed == name), None)
 
     def evict(self, ids: list[int]) -> int:
         count = 0
@@ -93,9 +93,9 @@ def drive(seed: int, operations: int, blocks: int) -> Counter[str]:
             held.append(ids)
         elif action == "file" and held:
             block = rng.choice(rng.choice(held))
-            if block in naive.keys:
-                continue
             name = key(str(rng.randrange(6)), rng.randrange(2))
+            if name in naive.keys(block):
+                continue
             pool.file(pool.blocks[block], name)
             naive.file(block, name)
         elif action == "hit":
@@ -126,13 +126,11 @@ def compare(pool: BlockPool, naive: NaivePool) -> None:
     pool.check()
     assert pool.available == len(naive.order)
     assert [block.refs for block in pool.blocks[1:]] == naive.refs[1:]
-    assert {block.id: block.keys for block in pool.blocks if block.keys} == {
-        index: (name,) for index, name in naive.keys.items()
-    }
+    assert [block.keys for block in pool.blocks] == [naive.keys(b.id) for b in pool.blocks]
     assert pool.evicted == naive.evicted
     stats = pool.stats()
     assert stats.used + stats.cached + stats.free == stats.total
-    assert stats.cached == sum(block in naive.order for block in naive.keys)
+    assert stats.cached == len({block for block, _ in naive.filed if block in naive.order})
 
 
 @settings(max_examples=60, deadline=None)

@@ -53,7 +53,8 @@ class KVManager:
         ]
         self._states = [p for p in self._policies if isinstance(p, StatePolicy)]
         self.caching = caching and all(policy.cacheable for policy in self._policies)
-        self.forgets = any(policy.forgets for policy in self._policies)
+        self._forgetful = [policy for policy in self._policies if policy.forgets]
+        self.forgets = bool(self._forgetful)
         """Blocks become free while a request goes on."""
         self.keeps_state = bool(self._states)
         """A fork needs a snapshot; see `snapshot`."""
@@ -90,7 +91,7 @@ class KVManager:
 
     def cut(self, start: int, count: int) -> int:
         """Shorten a chunk so that it ends where every group can resume."""
-        for policy in self._policies:
+        for policy in self._states:
             count = policy.cut(start, count)
         return count
 
@@ -174,15 +175,16 @@ class KVManager:
         Their steps are over. Block tables keep their lengths; the null block takes the places, and
         the runner keeps the old ids, which it reads no more.
         """
-        if not self.forgets:
+        if not self._forgetful or computed < request.forget_at:
             return
-        for group, policy in enumerate(self._policies):
-            table, start = request.tables[group], request.released[group]
-            stop = min(policy.first_entry(computed), len(table)) if policy.forgets else 0
+        for policy in self._forgetful:
+            table, start = request.tables[policy.index], request.released[policy.index]
+            stop = policy.first_entry(computed)
             if stop > start:
                 self.pool.free(table[start:stop])
                 table[start:stop] = [self.pool.null] * (stop - start)
-                request.released[group] = stop
+                request.released[policy.index] = stop
+        request.forget_at = min(p.leaves_at(request.released[p.index]) for p in self._forgetful)
 
     def free(self, request: KVRequest) -> None:
         """Give up all blocks of a request; their content stays while nobody needs the room."""
@@ -191,7 +193,7 @@ class KVManager:
             request.tables[group] = []
             request.released[group] = 0
         self.drop_snapshots(request)
-        request.committed = request.capacity = 0
+        request.committed = request.capacity = request.forget_at = 0
 
     # Sharing
 

@@ -41,8 +41,8 @@ class PagedPolicy:
     def first_entry(self, computed: int) -> int:
         return self.first_token(computed) // self.block_size
 
-    def cut(self, start: int, count: int) -> int:
-        return count
+    def leaves_at(self, entry: int) -> int:
+        return UNBOUNDED
 
     def longest(self, pool: BlockPool, hashes: Sequence[bytes], limit: int) -> int:
         per, number, most = self._per, 0, limit // self._per
@@ -139,9 +139,13 @@ class SlidingPolicy(WindowPolicy):
     def first_token(self, computed: int) -> int:
         return max(computed - self._window + 1, 0)
 
+    def leaves_at(self, entry: int) -> int:
+        return (entry + 1) * self.block_size + self._window - 1
+
 
 class ChunkedPolicy(WindowPolicy):
-    """A token needs the beginning of its chunk."""
+    """A token needs its chunk so far. A beginning that ends with a chunk needs nothing at all, so
+    that a model of such layers only may skip whole chunks that nobody ever computed."""
 
     def __init__(self, group: KVGroup, unit: int) -> None:
         super().__init__(group, unit)
@@ -150,6 +154,9 @@ class ChunkedPolicy(WindowPolicy):
 
     def first_token(self, computed: int) -> int:
         return computed // self._chunk * self._chunk
+
+    def leaves_at(self, entry: int) -> int:
+        return -(-(entry + 1) * self.block_size // self._chunk) * self._chunk
 
 
 class CrossPolicy(PagedPolicy):

@@ -6,7 +6,7 @@ A kind is a class; the manager asks it and knows no kind itself. Four things dif
   latent, cross), those of a window (sliding, chunked), the one with the last state (recurrent);
 * which cached beginnings it can resume from (`longest`, `begin`);
 * what is worth keeping (`commit`);
-* where a chunk must end so that something is kept (`cut`).
+* where a chunk must end so that something is kept (`StatePolicy.cut`).
 
 Hash units are the steps in which content is named: one or several per block.
 """
@@ -54,8 +54,8 @@ class GroupPolicy(Protocol):
         """The first entry that matters after `computed` tokens."""
         ...
 
-    def cut(self, start: int, count: int) -> int:
-        """Shorten a chunk so that it ends where something is kept; at least 1 token."""
+    def leaves_at(self, entry: int) -> int:
+        """After how many computed tokens `entry` matters no more."""
         ...
 
     def longest(self, pool: BlockPool, hashes: Sequence[bytes], limit: int) -> int:

@@ -39,7 +39,11 @@ class StatePolicy:
     def first_entry(self, computed: int) -> int:
         return self.entry(max(computed, 1))
 
+    def leaves_at(self, entry: int) -> int:
+        return (entry + 1) * self.block_size + 1
+
     def cut(self, start: int, count: int) -> int:
+        """Shorten a chunk so that it ends where a state is kept; at least 1 token."""
         if self._mode != "align":
             return count
         border = (start + count) // self.block_size * self.block_size

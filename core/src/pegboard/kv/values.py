@@ -21,6 +21,8 @@ class KVRequest(msgspec.Struct, eq=False):
     """Per group, the blocks held, in order; the null block where nothing is kept (any more)."""
     released: list[int]
     """Per group, leading entries of the table that were given up already."""
+    forget_at: int = 0
+    """Computed tokens from which on another entry can be given up."""
     encoder_tokens: int = 0
     hashes: list[bytes] = msgspec.field(default_factory=list)
     """Of the leading hash units, as many as were needed so far."""
