@@ -17,7 +17,7 @@ def key(name: str, group: int = 0) -> tuple[int, bytes]:
 
 
 class NaivePool:
-    """What the pool must do, written down the slow way: one list, one count, some keys per block."""
+    """What the pool must do, the slow way: one list, one count and some keys per block."""
 
     def __init__(self, blocks: int) -> None:
         self.order = list(range(1, blocks))

@@ -195,6 +195,9 @@ def test_a_state_in_the_middle_of_a_block_is_not_taken_for_one_at_its_end() -> N
     run(kv, open_request(kv, 48), 20, 40)
     assert kv.match(open_request(kv, 33), 32).tokens == 0
     assert kv.match(open_request(kv, 48), 47).tokens == 40
+    kv = make(STATE, FULL)
+    run(kv, open_request(kv, 48), 20, 30)
+    assert kv.match(open_request(kv, 48), 47).tokens == 0
 
 
 def test_only_the_last_state_is_held() -> None:

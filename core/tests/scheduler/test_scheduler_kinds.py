@@ -170,6 +170,18 @@ def test_children_start_from_their_parents_prompt(kinds: str, length: int, cachi
         assert toy.executor.counts.tokens == length + 3 + 4 * 5
 
 
+def test_a_snapshot_is_given_up_when_the_children_have_it() -> None:
+    toy = engine("state")
+    for child in range(3):
+        parent = "0" if child else None
+        toy.add(sampled(str(child), prompt(30), 1 if child else 40, child, parent=parent))
+    for _ in range(20):
+        toy.step()
+    assert toy.executor.counts.state_copies == 1 + 2, "to the snapshot, and from it"
+    assert toy.scheduler.stats().running == 1
+    assert toy.scheduler.stats().used_blocks == 1
+
+
 def test_a_child_that_comes_late_computes_the_prompt_if_the_state_has_moved_on() -> None:
     toy = engine("state without copies")
     toy.add(sampled("0", prompt(20), 12))
