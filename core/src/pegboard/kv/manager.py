@@ -2,12 +2,14 @@
 
 Life of a request's blocks, in calls of the scheduler::
 
-    open ─► match ─► allocate ─► (step runs) ─► commit ─► allocate ─► … ─► free
+    open ─► match ─► allocate ─► (step runs) ─► commit ─► forget ─► allocate ─► … ─► free
                         ▲                          │
                         └── adopts a fork ◄─ fork ─┘
 
 `match` only looks; `allocate` takes references on what was found. `commit` is called in the update
-of the step that filled blocks, never before: only then may others read them.
+of the step that filled blocks, never before: only then may others read them. `forget` comes after
+it, and after forks: it gives up what left a window. Where there is recurrent state, `snapshot`
+keeps what a fork will start from before the parent's next step overwrites it.
 """
 
 from __future__ import annotations
