@@ -16,7 +16,7 @@ PY := .venv/bin/python
 # -I keeps the working directory off the import path: otherwise `core` and `plugins` would be packages.
 PYTEST := $(PY) -Im pytest
 
-.PHONY: help demo test accept lint format sync bench-cpu clean setup setup-dev
+.PHONY: help demo test accept lint format sync bench-cpu bench-prefix clean setup setup-dev
 
 help:
 	@echo "make demo       set up, fetch a small model and let it answer"
@@ -26,6 +26,7 @@ help:
 	@echo "make format     let ruff rewrite the code"
 	@echo "make sync       write what must agree among the members"
 	@echo "make bench-cpu  prompt and decode rates on this machine"
+	@echo "make bench-prefix  what the prefix cache saves on this machine"
 	@echo "make clean      remove caches and builds; .venv and the model cache stay"
 
 setup:
@@ -59,6 +60,9 @@ sync: setup-dev
 
 bench-cpu: setup-dev
 	@model="$$($(PY) scripts/fetch_model.py)" && $(PY) -I tests/benchmarks/bench_cpu.py "$$model"
+
+bench-prefix: setup-dev
+	@model="$$($(PY) scripts/fetch_model.py)" && $(PY) -I tests/benchmarks/bench_prefix.py "$$model"
 
 clean:
 	rm -rf build dist __pycache__ .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
