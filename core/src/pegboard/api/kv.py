@@ -35,6 +35,7 @@ from pegboard.api.kv_specs import (
     LatentSpec,
     RecurrentSpec,
     SlidingWindowSpec,
+    StateMode,
     StateTensor,
 )
 
@@ -56,6 +57,7 @@ __all__ = [
     "LatentSpec",
     "RecurrentSpec",
     "SlidingWindowSpec",
+    "StateMode",
     "StateTensor",
 ]
 
