@@ -55,13 +55,16 @@ class HybridConfig:
     @property
     def facts(self) -> ModelFacts:
         full = FullAttentionSpec(kv_heads=self.kv_heads, head_size=self.head_size, dtype="auto")
-        slots = {"full": ("self", full), "recurrent": ("state", self.shape.spec())}
+        state = self.shape.spec()
         return ModelFacts(
             layers=len(self.layer_kinds),
             hidden_size=self.hidden,
             vocab_size=self.vocab_size,
             max_positions=self.max_positions,
-            kv_slots=tuple(KVSlot(i, *slots[kind]) for i, kind in enumerate(self.layer_kinds)),
+            kv_slots=tuple(
+                KVSlot(i, "self", full) if kind == "full" else KVSlot(i, "state", state)
+                for i, kind in enumerate(self.layer_kinds)
+            ),
             eos_token_ids=self.eos_token_ids,
         )
 
