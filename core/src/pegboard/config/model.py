@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ResolvedModel",
+    "apply_cache_settings",
     "choose_dtype",
     "choose_max_model_len",
     "estimate_weight_bytes",
@@ -68,7 +69,7 @@ class ResolvedModel:
         return attrs.evolve(
             self,
             dtype=dtype,
-            facts=_with_cache_settings(stored, config, dtype),
+            facts=apply_cache_settings(stored, config, dtype),
             weight_bytes=estimate_weight_bytes(self.checkpoint.tensors.values(), dtype),
         )
 
@@ -112,7 +113,7 @@ def _understand(
         architecture=architecture,
         family=family,
         family_config=family_config,
-        facts=_with_cache_settings(facts, config, dtype),
+        facts=apply_cache_settings(facts, config, dtype),
         dtype=dtype,
         max_model_len=choose_max_model_len(config.max_model_len, facts),
         sampling_defaults=sampling_defaults(
@@ -242,7 +243,7 @@ def _cache_dtype(config: EngineConfig, dtype: str) -> str:
     return dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
 
-def _with_cache_settings(facts: ModelFacts, config: EngineConfig, dtype: str) -> ModelFacts:
+def apply_cache_settings(facts: ModelFacts, config: EngineConfig, dtype: str) -> ModelFacts:
     """`facts` with ``"auto"`` in KV slots replaced by the cache dtype, and with the mode of states
     that the settings ask for."""
     cache_dtype = _cache_dtype(config, dtype)
