@@ -12,7 +12,7 @@ from pegboard.api.step import LateInputs, NewRow, StepPlan
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import resolve_model
 from pegboard.errors import MissingPluginError, ResourceError, SelectionError
-from pegboard.kv.groups import size_cache
+from pegboard.kv import size_cache
 from pegboard.plugins import build_board
 from pegboard.runner.local import LocalExecutor
 from pegboard.testing.checkpoints import write_tiny_model

@@ -49,7 +49,7 @@ class Case:
         self.ctx = ctx
         lists = self._blocks(block_size, ordered, draw)
         total = 3 + sum(map(len, lists))
-        (layout,) = self.kernel.layouts(spec)
+        layout = self.kernel.layouts(spec)[0]
         data = torch.full(layout.shape(spec, total, block_size), math.nan, dtype=kv_dtype)
         self.keys = [torch.randn(n, kv_heads, dim, generator=draw).to(kv_dtype) for _, n in rows]
         self.values = [torch.randn(n, kv_heads, dim, generator=draw).to(kv_dtype) for _, n in rows]

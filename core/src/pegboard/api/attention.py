@@ -1,8 +1,22 @@
-"""Surface *attention*: kernels over the paged KV cache.
+"""Surface *attention*: kernels over the paged KV cache, those of recurrent layers included.
 
 Called by: the runner, in the process that holds the device. `plan` once per step and group, then
 `forward` once per layer with what `plan` returned. A backend may not keep state between steps
 other than scratch memory.
+
+What a kernel is given depends on the kind of its group:
+
+=======================  ====================  ===================  =============================
+kinds                    step                  layer                inputs
+=======================  ====================  ===================  =============================
+full, sliding, chunked   `AttentionStep`       `AttentionLayer`     `AttentionInputs`
+encoder-only             `AttentionStep`       `AttentionLayer`     `AttentionInputs`
+latent                   `AttentionStep`       `AttentionLayer`     `LatentInputs`
+cross                    `AttentionStep`       `AttentionLayer`     `CrossInputs`
+recurrent                `RecurrentStep`       of the mixer         of the mixer
+=======================  ====================  ===================  =============================
+
+The last row is in `pegboard.api.recurrent`.
 """
 
 from __future__ import annotations
@@ -26,6 +40,8 @@ __all__ = [
     "AttentionKernel",
     "AttentionLayer",
     "AttentionStep",
+    "CrossInputs",
+    "LatentInputs",
 ]
 
 
@@ -47,7 +63,9 @@ class AttentionBackend:
     block_sizes: tuple[int, ...] = ()
     features: frozenset[str] = frozenset()
     """Of ``sinks``, ``soft_cap``, ``non_causal``, ``tree_mask``, ``shared_prefix``,
-    ``batch_invariant``."""
+    ``batch_invariant``, ``state_borders``."""
+    mixers: tuple[str, ...] = ()
+    """Of the kind ``recurrent``: which recurrences, see `pegboard.api.recurrent`."""
     capture: Literal["whole", "piecewise", "none"] = "none"
     """Into which kind of device graph its calls may be recorded."""
     fused_kv_write: bool = True
@@ -92,6 +110,10 @@ class AttentionStep:
     step; its tokens lie in
     ``block_table[r, : ceil(kv_lens[r] / block_size)]``. Host lists and tensors hold the same
     values.
+
+    In a group of cross-attention, `kv_lens` counts the encoder's tokens, of which every query sees
+    all, and `slots` are the places of the encoder's tokens of those rows whose request begins in
+    this step, row after row: the others stored theirs already.
     """
 
     query_lens: Sequence[int]
@@ -119,19 +141,39 @@ class AttentionInputs:
     value: torch.Tensor
 
 
+@attrs.frozen(eq=False)
+class LatentInputs:
+    """Latent attention with absorbed weights: scores are products of ``query [T, heads, width]``
+    with ``latent [T, width]``, which is stored; the result is the weighted sum of latent vectors,
+    ``[T, heads, width]``."""
+
+    query: torch.Tensor
+    latent: torch.Tensor
+
+
+@attrs.frozen(eq=False)
+class CrossInputs:
+    """Cross-attention: ``query [T, heads, dim]``, and keys and values of the encoder's tokens that
+    are to be stored, ``[tokens, kv_heads, dim]``; None in a step in which no request begins."""
+
+    query: torch.Tensor
+    key: torch.Tensor | None = None
+    value: torch.Tensor | None = None
+
+
 class AttentionKernel(Protocol):
-    """What a backend builds for one group."""
+    """What a backend builds for one group. The types of `step`, `layer` and `inputs` are those of
+    the group's kind, see above."""
 
     def layouts(self, spec: KVSpec) -> tuple[KVLayout, ...]:
-        """Storage layouts it can use, the preferred first."""
+        """Storage layouts it can use, the preferred first. A kernel of recurrent layers is not
+        asked: states have shapes of their own."""
         ...
 
-    def plan(self, step: AttentionStep) -> Any:
+    def plan(self, step: Any) -> Any:
         """Metadata of one step, handed back to every `forward` of the step."""
         ...
 
-    def forward(
-        self, layer: AttentionLayer, inputs: AttentionInputs, kv: KVTensors, metadata: Any
-    ) -> torch.Tensor:
+    def forward(self, layer: Any, inputs: Any, kv: KVTensors, metadata: Any) -> torch.Tensor:
         """Store the new keys and values, attend; ``[T, heads, dim]`` in the dtype of the query."""
         ...

@@ -35,6 +35,7 @@ from pegboard.api.kv_specs import (
     LatentSpec,
     RecurrentSpec,
     SlidingWindowSpec,
+    StateMode,
     StateTensor,
 )
 
@@ -56,6 +57,7 @@ __all__ = [
     "LatentSpec",
     "RecurrentSpec",
     "SlidingWindowSpec",
+    "StateMode",
     "StateTensor",
 ]
 
@@ -127,7 +129,7 @@ class KVCacheConfig:
     groups: tuple[KVGroup, ...]
     num_blocks: int
     reason: str = ""
-    """One sentence on why so many blocks."""
+    """Why so many blocks, and what fits into them: some sentences for people."""
 
     @property
     def lanes(self) -> int:

@@ -24,11 +24,15 @@ __all__ = [
     "LatentSpec",
     "RecurrentSpec",
     "SlidingWindowSpec",
+    "StateMode",
     "StateTensor",
 ]
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 """Bytes per element of the dtypes that a cache may have, by torch name."""
+
+StateMode = Literal["none", "align", "all"]
+"""Which recurrent states are kept, see `RecurrentSpec`."""
 
 _STATE_ALIGNMENT = 64
 """Bytes that each state tensor of a page begins at a multiple of."""
@@ -213,9 +217,12 @@ class RecurrentSpec:
     """
 
     states: tuple[StateTensor, ...]
-    cache: Literal["none", "align", "all"] = attrs.field(
+    cache: StateMode = attrs.field(
         default="align", validator=attrs.validators.in_(("none", "align", "all"))
     )
+    mixer: str = attrs.field(default="gated-linear", kw_only=True)
+    """Name of the recurrence that the layers compute, which a backend must know; see
+    `pegboard.api.recurrent`."""
     kind: Literal["recurrent"] = "recurrent"
     kv_heads: ClassVar[int] = 0
     head_size: ClassVar[int] = 0

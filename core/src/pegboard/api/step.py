@@ -42,6 +42,8 @@ class NewRow(msgspec.Struct):
     """Ids that end the request (end of sequence and stop ids); masked before `min_tokens`."""
     blocks: list[list[int]]
     """Block ids per KV group for the tokens that are computed already (cache hits, forks)."""
+    encoder_tokens: int = 0
+    """Tokens of the encoder that cross-attention reads."""
 
 
 class BlockCopy(msgspec.Struct):

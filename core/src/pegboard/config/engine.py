@@ -19,6 +19,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LOAD_FORMATS = ("auto", "dummy")
+STATE_MODES = ("auto", "none", "align", "all")
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -109,6 +110,9 @@ class EngineConfig:
     gpu_memory_utilization: float = attrs.field(default=0.9, validator=_fraction)
     """Share of the device's memory that weights, activations and cache may take together."""
     enable_prefix_caching: bool = attrs.field(default=True, validator=_boolean)
+    mamba_cache_mode: str = attrs.field(default="auto", validator=_one_of(STATE_MODES))
+    """Which recurrent states are kept for prefix hits, see `pegboard.api.kv.RecurrentSpec`.
+    ``auto``: what the model's family says; without prefix caching always none."""
     watermark: float = attrs.field(default=0.01)
     """Share of the blocks kept free when a waiting request is admitted."""
     seed: int = attrs.field(default=0, validator=_integer(0))

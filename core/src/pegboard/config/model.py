@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
 from pegboard.api.checkpoint import PLAIN_TYPES, Checkpoint, StoredTensor, TokenizerSpec
-from pegboard.api.kv import KVSlot
+from pegboard.api.kv import KVSlot, RecurrentSpec, StateMode
 from pegboard.api.model import ConfigInput, FamilyConfig, ModelFacts, ModelFamily
 from pegboard.config.engine import DTYPES, EngineConfig
 from pegboard.config.generation import sampling_defaults, token_ids, united_ids
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ResolvedModel",
+    "apply_cache_settings",
     "choose_dtype",
     "choose_max_model_len",
     "estimate_weight_bytes",
@@ -68,7 +69,7 @@ class ResolvedModel:
         return attrs.evolve(
             self,
             dtype=dtype,
-            facts=_with_cache_dtype(stored, _cache_dtype(config, dtype)),
+            facts=apply_cache_settings(stored, config, dtype),
             weight_bytes=estimate_weight_bytes(self.checkpoint.tensors.values(), dtype),
         )
 
@@ -112,7 +113,7 @@ def _understand(
         architecture=architecture,
         family=family,
         family_config=family_config,
-        facts=_with_cache_dtype(facts, _cache_dtype(config, dtype)),
+        facts=apply_cache_settings(facts, config, dtype),
         dtype=dtype,
         max_model_len=choose_max_model_len(config.max_model_len, facts),
         sampling_defaults=sampling_defaults(
@@ -242,13 +243,29 @@ def _cache_dtype(config: EngineConfig, dtype: str) -> str:
     return dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
 
-def _with_cache_dtype(facts: ModelFacts, dtype: str) -> ModelFacts:
-    """`facts` with ``"auto"`` in KV slots replaced by `dtype`."""
-    return attrs.evolve(facts, kv_slots=tuple(_slot(slot, dtype) for slot in facts.kv_slots))
+def apply_cache_settings(facts: ModelFacts, config: EngineConfig, dtype: str) -> ModelFacts:
+    """`facts` with ``"auto"`` in KV slots replaced by the cache dtype, and with the mode of states
+    that the settings ask for."""
+    cache_dtype = _cache_dtype(config, dtype)
+    slots = tuple(_slot(slot, config, cache_dtype) for slot in facts.kv_slots)
+    return attrs.evolve(facts, kv_slots=slots)
 
 
-def _slot(slot: KVSlot, dtype: str) -> KVSlot:
-    return slot if slot.spec is None else attrs.evolve(slot, spec=slot.spec.with_dtype(dtype))
+def _slot(slot: KVSlot, config: EngineConfig, dtype: str) -> KVSlot:
+    if slot.spec is None:
+        return slot
+    spec = slot.spec.with_dtype(dtype)
+    if isinstance(spec, RecurrentSpec):
+        spec = attrs.evolve(spec, cache=_state_mode(spec, config))
+    return attrs.evolve(slot, spec=spec)
+
+
+def _state_mode(spec: RecurrentSpec, config: EngineConfig) -> StateMode:
+    """No copies of states are kept if nobody could hit them."""
+    if not config.enable_prefix_caching:
+        return "none"
+    asked = config.mamba_cache_mode
+    return spec.cache if asked == "auto" else cast(StateMode, asked)
 
 
 def estimate_weight_bytes(tensors: Iterable[StoredTensor], dtype: str) -> int:

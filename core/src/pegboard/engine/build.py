@@ -17,7 +17,8 @@ from pegboard.engine.core import EngineCore
 from pegboard.engine.inputs import InputProcessor
 from pegboard.engine.llm_engine import LLMEngine
 from pegboard.hostmemory import release_free_memory
-from pegboard.kv.groups import form_groups, size_cache
+from pegboard.kv.groups import form_groups
+from pegboard.kv.sizing import size_cache
 from pegboard.logging import get_logger
 from pegboard.plugins import Board, load_plugins
 from pegboard.scheduler import TokenBudgetScheduler

@@ -1,20 +1,14 @@
-"""How layers' slots form groups, and how many blocks the cache gets. Pure arithmetic."""
+"""How layers' slots form groups, and what a request takes in them. Pure arithmetic."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from pegboard.api.kv import EncoderOnlySpec, KVCacheConfig, KVGroup, KVSlot, KVSpec
-from pegboard.config.engine import EngineConfig
-from pegboard.errors import PluginError, ResourceError
+from pegboard.errors import PluginError
 from pegboard.kv.lanes import block_sizes, count_lanes
 
-__all__ = ["block_bytes", "blocks_for", "form_groups", "longest_request", "size_cache"]
-
-USEFUL_LOADS = 4
-"""Times the blocks of a full load (every request as long as the context) that an automatic cache
-has at most. More would never be filled by a small model, but the books of millions of blocks cost
-memory and time."""
+__all__ = ["block_bytes", "blocks_for", "form_groups", "longest_request"]
 
 _ENDLESS = 1 << 31
 """Tokens of a request that needs no more blocks, however long it gets."""
@@ -89,66 +83,3 @@ def longest_request(groups: Sequence[KVGroup], blocks: int, budget: int | None =
         else:
             high = middle - 1
     return low * size
-
-
-def size_cache(
-    groups: Sequence[KVGroup], config: EngineConfig, available_bytes: int, max_model_len: int
-) -> KVCacheConfig:
-    """Decide how many blocks the cache has.
-
-    `num_gpu_blocks_override` wins over `kv_cache_memory_bytes`, which wins over `available_bytes`
-    (what the profile left for the cache). Raises `ResourceError`, saying what would fit, if one
-    request of `max_model_len` tokens cannot be held.
-    """
-    page = block_bytes(groups)
-    if not page:
-        return KVCacheConfig(tuple(groups), num_blocks=1, reason="The model caches nothing.")
-    one = blocks_for(groups, max_model_len, config.max_num_batched_tokens)
-    useful = 1 + USEFUL_LOADS * config.max_num_seqs * one
-    blocks, reason = _count_blocks(config, page, available_bytes, useful)
-    _check_fit(groups, config, blocks, reason, max_model_len)
-    return KVCacheConfig(groups=tuple(groups), num_blocks=blocks, reason=f"{reason}.")
-
-
-def _count_blocks(
-    config: EngineConfig, page: int, available_bytes: int, useful: int
-) -> tuple[int, str]:
-    """Number of blocks, and where it comes from; `useful` bounds what is not asked for."""
-    override = config.num_gpu_blocks_override
-    if override is not None:
-        return override, f"num_gpu_blocks_override asks for {override} blocks of {_size(page)}"
-    given = config.kv_cache_memory_bytes
-    room = max(given if given is not None else available_bytes, 0)
-    source = "kv_cache_memory_bytes gives" if given is not None else "the profile leaves"
-    blocks = room // page
-    reason = f"{source} {_size(room)}, which is {blocks} blocks of {_size(page)}"
-    if given is None and blocks > useful:
-        full = f"{USEFUL_LOADS} times what max_num_seqs={config.max_num_seqs} requests can hold"
-        return useful, f"{reason}; {useful} are enough for {full}"
-    return blocks, reason
-
-
-def _check_fit(
-    groups: Sequence[KVGroup], config: EngineConfig, blocks: int, reason: str, max_model_len: int
-) -> None:
-    budget, page = config.max_num_batched_tokens, block_bytes(groups)
-    need = blocks_for(groups, max_model_len, budget) + 1
-    if blocks >= need:
-        return
-    longest = longest_request(groups, blocks - 1, budget) if blocks > 1 else 0
-    remedy = f"lower max_model_len to at most {longest}, or " if longest else ""
-    raise ResourceError(
-        f"The KV cache cannot hold one request of max_model_len={max_model_len} tokens: {reason}, "
-        f"and {need} are needed (the null block included); {remedy}set kv_cache_memory_bytes to "
-        f"at least {need * page} ({_size(need * page)})."
-    )
-
-
-def _size(count: int) -> str:
-    """Bytes for people."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"

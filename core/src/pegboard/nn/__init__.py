@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pegboard.nn.ops import OPS, Op
     from pegboard.nn.optable import OpTable
     from pegboard.nn.plain import PlainMethod
+    from pegboard.nn.recurrent import ConvWeight, RecurrentBlock
+    from pegboard.nn.recurrent_shape import RecurrentShape
     from pegboard.nn.rope import Rope
     from pegboard.nn.rope_config import RopeConfig, read_rope
     from pegboard.nn.weighted import Weighted
@@ -27,6 +29,7 @@ __all__ = [
     "AttentionBlock",
     "AttentionShape",
     "ConfigReader",
+    "ConvWeight",
     "DecoderLayer",
     "Embedding",
     "GatedMLP",
@@ -36,6 +39,8 @@ __all__ = [
     "OpTable",
     "PlainMethod",
     "RMSNorm",
+    "RecurrentBlock",
+    "RecurrentShape",
     "Rope",
     "RopeConfig",
     "Weighted",
@@ -48,6 +53,7 @@ _HOMES = {
     "AttentionBlock": "blocks",
     "AttentionShape": "blocks",
     "ConfigReader": "config",
+    "ConvWeight": "recurrent",
     "DecoderLayer": "blocks",
     "Embedding": "layers",
     "GatedMLP": "blocks",
@@ -57,6 +63,8 @@ _HOMES = {
     "OpTable": "optable",
     "PlainMethod": "plain",
     "RMSNorm": "layers",
+    "RecurrentBlock": "recurrent",
+    "RecurrentShape": "recurrent_shape",
     "Rope": "rope",
     "RopeConfig": "rope_config",
     "Weighted": "weighted",

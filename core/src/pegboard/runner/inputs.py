@@ -13,13 +13,16 @@ import numpy as np
 import torch
 
 from pegboard.api.attention import AttentionStep
-from pegboard.api.kv import KVGroup
+from pegboard.api.kv import CrossAttentionSpec, KVGroup, RecurrentSpec
+from pegboard.api.recurrent import RecurrentStep
 from pegboard.api.step import StepPlan
 from pegboard.runner.slots import Slots
+from pegboard.runner.states import recurrent_step
 
 __all__ = ["StepInputs", "dummy_inputs", "prepare"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+GroupStep = AttentionStep | RecurrentStep
 
 
 @attrs.frozen(eq=False)
@@ -32,7 +35,7 @@ class StepInputs:
     """int64 [T]"""
     logit_rows: torch.Tensor
     """int64 [L]: the last query token of each row that samples."""
-    groups: tuple[AttentionStep, ...]
+    groups: tuple[GroupStep, ...]
     query_starts: Ints
     """[R + 1], on the host."""
     sample_slots: list[int]
@@ -49,12 +52,16 @@ class _Columns:
     counts: Ints
     query_starts: Ints
     kv_lens: Ints
+    encoder_lens: Ints
 
     @classmethod
-    def of(cls, starts: Sequence[int], counts: Sequence[int]) -> _Columns:
+    def of(
+        cls, starts: Sequence[int], counts: Sequence[int], encoder_lens: Sequence[int] = ()
+    ) -> _Columns:
         starts_, counts_ = np.asarray(starts, np.int64), np.asarray(counts, np.int64)
         bounds = np.concatenate((np.zeros(1, np.int64), counts_.cumsum()))
-        return cls(starts_, counts_, bounds, starts_ + counts_)
+        encoded = np.asarray(encoder_lens or [0] * len(starts_), np.int64)
+        return cls(starts_, counts_, bounds, starts_ + counts_, encoded)
 
 
 @attrs.frozen(eq=False)
@@ -69,7 +76,8 @@ class _Tokens:
 
 def prepare(plan: StepPlan, slots: Slots) -> StepInputs:
     """Inputs of a plan with at least one row, whose differences `slots` has taken."""
-    columns = _Columns.of(plan.starts, plan.counts)
+    encoder_lens = [slots.encoder_tokens.get(slot, 0) for slot in plan.slots]
+    columns = _Columns.of(plan.starts, plan.counts, encoder_lens)
     places = np.asarray(plan.slots, np.int64)
     slot_of, starts, counts, begins = _upload(
         slots.device, places, columns.starts, columns.counts, columns.query_starts[:-1]
@@ -80,7 +88,7 @@ def prepare(plan: StepPlan, slots: Slots) -> StepInputs:
     tokens = _Tokens(row_of, positions)
     samples = np.asarray(plan.samples, np.bool_)
     groups = tuple(
-        _attention_step(
+        _group_step(
             group,
             columns,
             [lists[slot] for slot in plan.slots],
@@ -117,7 +125,7 @@ def dummy_inputs(
     for group in groups:
         most = _most_blocks(columns, group)
         table = torch.zeros((len(counts), most), dtype=torch.int32, device=device)
-        steps.append(_attention_step(group, columns, [[0] * most] * len(counts), table, tokens))
+        steps.append(_group_step(group, columns, [[0] * most] * len(counts), table, tokens))
     return StepInputs(
         ids=torch.zeros(total, dtype=torch.int64, device=device),
         positions=positions,
@@ -143,7 +151,24 @@ def _row_of(counts: torch.Tensor, total: int) -> torch.Tensor:
 
 
 def _most_blocks(columns: _Columns, group: KVGroup) -> int:
-    return -(-int(columns.kv_lens.max()) // group.block_size)
+    cross = isinstance(group.spec, CrossAttentionSpec)
+    lengths = columns.encoder_lens if cross else columns.kv_lens
+    return -(-int(lengths.max()) // group.block_size)
+
+
+def _group_step(
+    group: KVGroup,
+    columns: _Columns,
+    block_lists: Sequence[Sequence[int]],
+    table: torch.Tensor,
+    tokens: _Tokens,
+) -> GroupStep:
+    """The step as one group sees it; ``table [R, most blocks]`` are the rows' block tables."""
+    if isinstance(group.spec, RecurrentSpec):
+        return recurrent_step(group, columns.starts, columns.counts, table)
+    if isinstance(group.spec, CrossAttentionSpec):
+        return _cross_step(group, columns, block_lists, table)
+    return _attention_step(group, columns, block_lists, table, tokens)
 
 
 def _attention_step(
@@ -153,7 +178,7 @@ def _attention_step(
     table: torch.Tensor,
     tokens: _Tokens,
 ) -> AttentionStep:
-    """The step as one group sees it; ``table [R, most blocks]`` are the rows' block tables."""
+    """The step of a group that keeps something per token of the request."""
     blocks = table[tokens.row_of, tokens.positions // group.block_size].long()
     device = table.device
     return AttentionStep(
@@ -164,4 +189,25 @@ def _attention_step(
         kv_lens_device=torch.from_numpy(columns.kv_lens.astype(np.int32)).to(device),
         block_table=table,
         slots=blocks * group.block_size + tokens.positions % group.block_size,
+    )
+
+
+def _cross_step(
+    group: KVGroup, columns: _Columns, block_lists: Sequence[Sequence[int]], table: torch.Tensor
+) -> AttentionStep:
+    """The step of a group that keeps the encoder's tokens."""
+    device, lengths = table.device, columns.encoder_lens
+    new = np.where(columns.starts == 0, lengths, 0)
+    rows = np.repeat(np.arange(len(new)), new)
+    offsets = np.concatenate([np.arange(count) for count in (*new, 0)])
+    row_of, places = torch.from_numpy(np.stack((rows, offsets)).astype(np.int64)).to(device)
+    blocks = table[row_of, places // group.block_size].long()
+    return AttentionStep(
+        query_lens=columns.counts.tolist(),
+        kv_lens=lengths.tolist(),
+        block_lists=block_lists,
+        query_starts=torch.from_numpy(columns.query_starts.astype(np.int32)).to(device),
+        kv_lens_device=torch.from_numpy(lengths.astype(np.int32)).to(device),
+        block_table=table,
+        slots=blocks * group.block_size + places % group.block_size,
     )

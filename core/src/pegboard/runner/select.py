@@ -11,7 +11,7 @@ from typing import TypeVar
 import attrs
 
 from pegboard.api.attention import AttentionBackend
-from pegboard.api.kv import KVGroup
+from pegboard.api.kv import KVGroup, RecurrentSpec
 from pegboard.api.platform import Platform, ProbeResult
 from pegboard.errors import SelectionError
 
@@ -81,9 +81,7 @@ def choose_backend(
         f"{backend.name} (priority {backend.priority}): {', '.join(against) or 'fits'}"
         for backend, against in reasons
     )
-    where = (
-        f"KV group {group.index} ({group.spec.kind} attention, head size {group.spec.head_size})"
-    )
+    where = f"KV group {group.index} ({_words(group)})"
     if best:
         names = " and ".join(backend.name for backend in best)
         raise SelectionError(
@@ -93,16 +91,37 @@ def choose_backend(
     raise SelectionError(f"no attention backend serves {where}. Candidates: {lines or 'none'}")
 
 
-def _reasons(backend: AttentionBackend, group: KVGroup, wish: BackendWish) -> list[str]:
-    """Everything that speaks against a backend."""
+def _words(group: KVGroup) -> str:
     spec = group.spec
-    checks = (
-        ("platform", wish.platform, backend.platforms),
-        ("kind", spec.kind, backend.kinds),
-        ("dtype", wish.dtype, backend.dtypes),
+    if isinstance(spec, RecurrentSpec):
+        return f"recurrent states of mixer {spec.mixer!r}"
+    return f"{spec.kind} attention, head size {spec.head_size}"
+
+
+def _checks(
+    backend: AttentionBackend, group: KVGroup
+) -> tuple[tuple[str, object, Sequence[object]], ...]:
+    """What a group has and a backend allows, of the things that matter for the group's kind."""
+    spec = group.spec
+    kind = ("kind", spec.kind, backend.kinds)
+    if isinstance(spec, RecurrentSpec):
+        if spec.kind not in backend.kinds:
+            return (kind,)
+        return (kind, ("mixer", spec.mixer, backend.mixers or ("none",)))
+    return (
+        kind,
         ("KV dtype", spec.dtype, backend.kv_dtypes),
         ("head size", spec.head_size, backend.head_sizes),
         ("block size", group.block_size, backend.block_sizes),
+    )
+
+
+def _reasons(backend: AttentionBackend, group: KVGroup, wish: BackendWish) -> list[str]:
+    """Everything that speaks against a backend."""
+    checks = (
+        ("platform", wish.platform, backend.platforms),
+        ("dtype", wish.dtype, backend.dtypes),
+        *_checks(backend, group),
     )
     against = [
         f"{what} {value} is not among {', '.join(map(str, allowed))}"

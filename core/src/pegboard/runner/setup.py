@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 import torch
 
 from pegboard.api.attention import AttentionBackend, AttentionContext, AttentionKernel
-from pegboard.api.kv import KVGroup, KVLayout
+from pegboard.api.kv import KVCacheConfig, KVGroup, KVLayout, RecurrentSpec
 from pegboard.api.platform import DeviceRuntime, Platform
+from pegboard.api.recurrent import STATE_BORDERS
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel
 from pegboard.errors import SelectionError
 from pegboard.kv.groups import form_groups
 from pegboard.nn import OpTable
+from pegboard.runner.layouts import STATE_LAYOUT, choose_layouts
+from pegboard.runner.mixers import PLAIN_MIXERS
 from pegboard.runner.select import BackendWish, choose_backend, choose_platform
 
 if TYPE_CHECKING:
-    from pegboard.plugins import Board, Registry
+    from pegboard.plugins import Board
 
 __all__ = ["GroupAttention", "OpenedDevice", "open_device"]
 
@@ -64,7 +68,7 @@ def open_device(board: Board, config: EngineConfig, resolved: ResolvedModel) -> 
         device=runtime.device.torch_device(),
         model=model,
         groups=groups,
-        attention=tuple(kernels.make(group) for group in groups),
+        attention=kernels.make_all(groups),
         ops=ops,
     )
 
@@ -86,9 +90,21 @@ class _Kernels:
     runtime: DeviceRuntime
     model: ResolvedModel
 
-    def make(self, group: KVGroup) -> GroupAttention:
-        """Choose the backend, build its kernel and take the layout it prefers."""
-        backend = choose_backend(self._backends(), group, self._wish())
+    def make_all(self, groups: Sequence[KVGroup]) -> tuple[GroupAttention, ...]:
+        """A kernel per group, and layouts that let the groups share memory."""
+        made = [self._make(group) for group in groups]
+        offers = [offered for _, _, offered in made]
+        layouts = choose_layouts(KVCacheConfig(tuple(groups), num_blocks=1), offers)
+        return tuple(
+            GroupAttention(name, kernel, layout)
+            for (name, kernel, _), layout in zip(made, layouts, strict=True)
+        )
+
+    def _make(self, group: KVGroup) -> tuple[str, AttentionKernel, tuple[KVLayout, ...]]:
+        """Choose the backend and build its kernel: name, kernel and the layouts it offers."""
+        state = isinstance(group.spec, RecurrentSpec)
+        backends = self._mixers() if state else self._backends()
+        backend = choose_backend(backends, group, self._wish(group))
         kernel: AttentionKernel = backend.kernel.load()(
             AttentionContext(
                 group=group,
@@ -99,20 +115,26 @@ class _Kernels:
                 platform=self.runtime.facts(),
             )
         )
-        layouts = kernel.layouts(group.spec)
+        layouts = (STATE_LAYOUT,) if state else kernel.layouts(group.spec)
         if not layouts:
             raise SelectionError(
                 f"attention backend {backend.name} offers no KV layout for {group.spec}"
             )
-        return GroupAttention(backend.name, kernel, layouts[0])
+        return backend.name, kernel, layouts
 
-    def _backends(self) -> Registry[AttentionBackend]:
+    def _backends(self) -> Iterable[AttentionBackend]:
         name = self.config.attention_backend
         if name is not None:
             self.board.require("attention", name, wanted_by=f"--attention-backend {name}")
         return self.board.require_any("attention", wanted_by=self.model.path)
 
-    def _wish(self) -> BackendWish:
-        return BackendWish(
-            platform=self.platform, dtype=self.model.dtype, name=self.config.attention_backend
-        )
+    def _mixers(self) -> Iterable[AttentionBackend]:
+        return (*self.board.registry("attention"), *PLAIN_MIXERS)
+
+    def _wish(self, group: KVGroup) -> BackendWish:
+        """``--attention-backend`` is about attention; a recurrent layer takes the best there is."""
+        spec = group.spec
+        if isinstance(spec, RecurrentSpec):
+            features = frozenset({STATE_BORDERS} if spec.cache == "all" else ())
+            return BackendWish(self.platform, self.model.dtype, features)
+        return BackendWish(self.platform, self.model.dtype, name=self.config.attention_backend)

@@ -21,7 +21,7 @@ import attrs
 import numpy as np
 import torch
 
-from pegboard.api.kv import KVGroup
+from pegboard.api.kv import CrossAttentionSpec, KVGroup
 from pegboard.api.step import NewRow, StepPlan
 from pegboard.sampling.state import SamplingState
 
@@ -61,7 +61,7 @@ class Slots:
         rows, width = limits.max_rows, limits.max_model_len + 1
         self.tokens = torch.empty((rows, width), dtype=torch.int32, device=device)
         self.tables = tuple(
-            torch.zeros((rows, -(-width // g.block_size)), dtype=torch.int32, device=device)
+            torch.zeros((rows, _table_width(g, width)), dtype=torch.int32, device=device)
             for g in self.groups
         )
         self.block_lists: tuple[list[list[int]], ...] = tuple(
@@ -71,6 +71,8 @@ class Slots:
         self.sampling = SamplingState(rows, limits.vocab_size, device)
         self.prompts: dict[int, _Prompt] = {}
         """By slot, the requests that want log-probabilities of their prompt."""
+        self.encoder_tokens: dict[int, int] = {}
+        """By slot, the requests that have tokens of an encoder."""
         self._changes: tuple[list[tuple[int, int, int]], ...] = tuple([] for _ in self.groups)
 
     def apply(self, plan: StepPlan) -> None:
@@ -99,6 +101,7 @@ class Slots:
     def _free(self, slot: int) -> None:
         self.sampling.release(slot)
         self.prompts.pop(slot, None)
+        self.encoder_tokens.pop(slot, None)
         for lists in self.block_lists:
             lists[slot] = []
 
@@ -110,6 +113,8 @@ class Slots:
         width = row.params.prompt_logprobs
         if width is not None:
             self.prompts[row.slot] = _Prompt(len(row.prompt_ids), width)
+        if row.encoder_tokens:
+            self.encoder_tokens[row.slot] = row.encoder_tokens
         for table in self.tables:
             table[row.slot].zero_()
         self._append_blocks(row.slot, row.blocks)
@@ -127,3 +132,10 @@ class Slots:
                 slots, columns, ids = torch.tensor(changes, dtype=torch.int64).T.to(self.device)
                 table[slots, columns] = ids.to(torch.int32)
                 changes.clear()
+
+
+def _table_width(group: KVGroup, tokens: int) -> int:
+    """Entries of a block table that has room for `tokens` tokens of a request."""
+    if isinstance(group.spec, CrossAttentionSpec):
+        tokens = group.spec.max_tokens
+    return -(-tokens // group.block_size)

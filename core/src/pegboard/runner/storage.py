@@ -22,7 +22,7 @@ from pegboard.api.kv import (
     RecurrentSpec,
 )
 from pegboard.api.step import BlockCopy
-from pegboard.errors import SelectionError
+from pegboard.runner.layouts import check_cuts
 
 __all__ = ["allocate_storage", "copy_blocks"]
 
@@ -41,7 +41,7 @@ def allocate_storage(
     A slot that shares has its owner's tensor. Raises `SelectionError` where groups cannot share
     memory because their layouts cut it into different blocks.
     """
-    _check_cuts(cache, layouts)
+    check_cuts(cache, layouts)
     lanes = [_zeros(cache.num_blocks * cache.page_bytes, device) for _ in range(cache.lanes)]
     storage = {}
     for group, layout in zip(cache.groups, layouts, strict=True):
@@ -52,35 +52,6 @@ def allocate_storage(
         if slot.shares is not None:
             storage[slot.key] = attrs.evolve(storage[slot.shares], key=slot.key)
     return storage
-
-
-def _check_cuts(cache: KVCacheConfig, layouts: Sequence[KVLayout]) -> None:
-    """A block must be the same bytes in every group.
-
-    A page is one run of bytes if the block axis is the outermost, else one run for each index of
-    the axes outside it.
-    """
-    pairs = zip(cache.groups, layouts, strict=True)
-    kept = [(group, layout) for group, layout in pairs if group.slot_bytes()]
-    if len(kept) < 2:
-        return
-    runs = [_runs(group, layout) for group, layout in kept]
-    for (group, _), count in zip(kept, runs, strict=True):
-        padded = group.slot_bytes() < cache.page_bytes
-        if count != runs[0] or (padded and count > 1):
-            names = ", ".join(f"group {g.index} ({g.spec.kind}) {used.name}" for g, used in kept)
-            raise SelectionError(
-                f"KV groups share memory, but their layouts cut it into different blocks: {names}; "
-                f"layouts with the block axis outermost fit all groups"
-            )
-
-
-def _runs(group: KVGroup, layout: KVLayout) -> int:
-    """Runs of bytes that a page consists of."""
-    if isinstance(group.spec, RecurrentSpec):
-        return 1
-    outside = layout.shape(group.spec, 1, group.block_size)[: layout.axes.index("block")]
-    return prod(outside)
 
 
 def _view(

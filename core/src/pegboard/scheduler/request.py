@@ -175,4 +175,5 @@ class Request(msgspec.Struct, eq=False):
             child=self.origin.child,
             end_ids=sorted(self.end_ids),
             blocks=blocks,
+            encoder_tokens=self.origin.encoder_tokens,
         )

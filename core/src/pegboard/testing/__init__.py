@@ -1,5 +1,6 @@
 """Small helpers that ship with the core, for the tests of plugins and of the core itself.
 
-`families`: the model families ``tiny`` and ``scripted``. `checkpoints`: writes their checkpoints.
-`null_platform`: a platform that needs no device. `toy`: an executor without tensors.
+`families`: the model families ``tiny``, ``tiny-hybrid`` and ``scripted``. `checkpoints`: writes
+their checkpoints. `null_platform`: a platform that needs no device. `toy`: an executor without
+tensors.
 """

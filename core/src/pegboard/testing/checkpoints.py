@@ -14,11 +14,13 @@ from typing import Any
 import attrs
 import numpy as np
 
+from pegboard.testing.hybrid_config import HybridConfig, hybrid_shapes
 from pegboard.testing.scripted_config import ScriptedConfig
 from pegboard.testing.tiny_config import TinyConfig
 
 __all__ = [
     "ByteVocabulary",
+    "write_hybrid_model",
     "write_model_files",
     "write_scripted_model",
     "write_tiny_model",
@@ -97,6 +99,23 @@ def write_tiny_model(
     draws = np.random.default_rng(seed)
     tensors = {name: _weight(draws, dims, scale) for name, dims in _tiny_shapes(config).items()}
     return write_model_files(folder, "PegboardTiny", config, tensors, vocabulary)
+
+
+def write_hybrid_model(
+    folder: Path,
+    *,
+    seed: int = 0,
+    scale: float = 0.3,
+    vocabulary: ByteVocabulary | None = None,
+    **shape: Any,
+) -> Path:
+    """A ``tiny-hybrid`` model, weights as those of `write_tiny_model`; `shape` as in
+    `HybridConfig`."""
+    vocabulary = vocabulary or ByteVocabulary()
+    config = HybridConfig(vocab_size=vocabulary.size, **shape)
+    draws = np.random.default_rng(seed)
+    tensors = {name: _weight(draws, dims, scale) for name, dims in hybrid_shapes(config).items()}
+    return write_model_files(folder, "PegboardTinyHybrid", config, tensors, vocabulary)
 
 
 def write_scripted_model(

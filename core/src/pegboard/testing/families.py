@@ -1,5 +1,5 @@
-"""Two model families for tests, as descriptors: ``tiny`` (a small real decoder) and ``scripted``
-(an exact text).
+"""Model families for tests, as descriptors: ``tiny`` (a small real decoder), ``tiny-hybrid`` (one
+with recurrent layers, alone or among attention) and ``scripted`` (an exact text).
 
 The testkit registers them; a test that has no testkit can register them on a board of its own.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pegboard.api.model import ModelFamily
 
-__all__ = ["SCRIPTED_FAMILY", "TINY_FAMILY"]
+__all__ = ["HYBRID_FAMILY", "SCRIPTED_FAMILY", "TINY_FAMILY"]
 
 TINY_FAMILY = ModelFamily(
     name="tiny",
@@ -16,6 +16,14 @@ TINY_FAMILY = ModelFamily(
     config="pegboard.testing.tiny_config:read_tiny",
     weights="pegboard.testing.tiny_config:tiny_weights",
     build="pegboard.testing.tiny:build",
+)
+
+HYBRID_FAMILY = ModelFamily(
+    name="tiny-hybrid",
+    architectures={"hf": ("PegboardTinyHybrid",)},
+    config="pegboard.testing.hybrid_config:read_hybrid",
+    weights="pegboard.testing.hybrid_config:hybrid_weights",
+    build="pegboard.testing.hybrid:build",
 )
 
 SCRIPTED_FAMILY = ModelFamily(

@@ -1,8 +1,7 @@
 """The kernel: stores keys and values in the paged cache and attends through torch's SDPA.
 
-Storage of a slot is ``[2 (keys, values), block, token, head, dim]``, so a run of blocks that follow
-one another is one plain view ``[tokens, heads, dim]``. The query heads that share a key head are
-folded into one axis: ``[kv head, group, queries, dim]`` against keys that are expanded, not copied.
+Where keys and values lie is in `places`. The query heads that share a key head are folded into one
+axis: ``[kv head, group, queries, dim]`` against keys that are expanded, not copied.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ import torch.nn.functional as F
 from pegboard.api.attention import AttentionContext, AttentionInputs, AttentionLayer, AttentionStep
 from pegboard.api.kv import KVLayout, KVSpec, KVTensors
 from pegboard.errors import UnsupportedError
+from pegboard_attention_torch.places import LAYOUTS, Places
 from pegboard_attention_torch.plan import TILE, Pack, Row, StepMetadata, plan_step
 
-__all__ = ["LAYOUT", "TorchKernel"]
-
-LAYOUT = KVLayout("kv-block-token-head-dim", ("kv", "block", "token", "head", "dim"))
+__all__ = ["TorchKernel"]
 
 
 class TorchKernel:
@@ -34,7 +32,7 @@ class TorchKernel:
         self._ctx = ctx
 
     def layouts(self, spec: KVSpec) -> tuple[KVLayout, ...]:
-        return (LAYOUT,)
+        return LAYOUTS
 
     def plan(self, step: AttentionStep) -> StepMetadata:
         return plan_step(step, self._ctx)
@@ -46,12 +44,11 @@ class TorchKernel:
         kv: KVTensors,
         metadata: StepMetadata,
     ) -> torch.Tensor:
-        cache = kv.data.view(2, -1, *kv.data.shape[3:])
-        cache[0].index_copy_(0, metadata.slots, inputs.key.to(cache.dtype))
-        cache[1].index_copy_(0, metadata.slots, inputs.value.to(cache.dtype))
+        places = Places(kv)
+        places.write(metadata.slots, inputs.key, inputs.value)
         query = inputs.query.unflatten(1, (layer.kv_heads, -1))
         out = torch.zeros_like(query, memory_format=torch.contiguous_format)
-        call = _Call(query, cache, kv.data, layer.scale, out)
+        call = _Call(query, places, layer.scale, out)
         for pack in metadata.packs:
             _attend_pack(call, pack)
         for row in metadata.rows:
@@ -68,10 +65,7 @@ class _Call:
 
     query: torch.Tensor
     """[T, kv heads, group, dim]"""
-    tokens: torch.Tensor
-    """[2, token places, kv heads, dim]: the storage, token by token."""
-    blocks: torch.Tensor
-    """[2, blocks, tokens of a block, kv heads, dim]: the same storage."""
+    places: Places
     scale: float
     out: torch.Tensor
     """As `query`."""
@@ -80,10 +74,10 @@ class _Call:
 def _keys_values(call: _Call, row: Row) -> torch.Tensor:
     """What one request sees: ``[2, kv heads, 1, length, dim]`` in the dtype of the query."""
     if row.start is not None:
-        found = call.tokens[:, row.start : row.start + row.length]
+        found = call.places.run(row.start, row.length)
     else:
         assert row.blocks is not None
-        found = call.blocks.index_select(1, row.blocks).flatten(1, 2)[:, : row.length]
+        found = call.places.scattered(row.blocks, row.length)
     return found.to(call.query.dtype).transpose(1, 2).unsqueeze(2)
 
 
@@ -118,11 +112,11 @@ def _attend_pack(call: _Call, pack: Pack) -> None:
     """Many decode rows at once, padded to the longest."""
     rows = pack.queries.shape[0]
     keys, values = (
-        part.index_select(0, pack.places)
+        call.places.gather(part, pack.places)
         .unflatten(0, (rows, pack.length))
         .to(call.query.dtype)
         .transpose(1, 2)
-        for part in call.tokens.unbind(0)
+        for part in (0, 1)
     )
     grouped = call.query.index_select(0, pack.queries)
     found = F.scaled_dot_product_attention(

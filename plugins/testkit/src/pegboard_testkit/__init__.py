@@ -5,7 +5,7 @@ from __future__ import annotations
 from pegboard.api.hooks import hookimpl
 from pegboard.api.model import ModelFamily
 from pegboard.api.platform import Platform
-from pegboard.testing.families import SCRIPTED_FAMILY, TINY_FAMILY
+from pegboard.testing.families import HYBRID_FAMILY, SCRIPTED_FAMILY, TINY_FAMILY
 from pegboard.testing.null_platform import NULL_PLATFORM
 
 PEGBOARD_API = {"model": 0, "platform": 0}
@@ -13,8 +13,8 @@ PEGBOARD_API = {"model": 0, "platform": 0}
 
 @hookimpl
 def pegboard_model_families() -> tuple[ModelFamily, ...]:
-    """The families ``tiny`` and ``scripted``."""
-    return (TINY_FAMILY, SCRIPTED_FAMILY)
+    """The families ``tiny``, ``tiny-hybrid`` and ``scripted``."""
+    return (TINY_FAMILY, HYBRID_FAMILY, SCRIPTED_FAMILY)
 
 
 @hookimpl

@@ -102,8 +102,8 @@ class ModelKit:
         self._check_greedy(found)
 
     def test_a_cached_beginning_gives_what_computing_it_gives(self, model: Path) -> None:
-        (beginning,) = self.prompts([self.context // 2])
-        ends = self.prompts([1, 9, 20], seed=1)
+        (beginning,) = self.prompts([self.context // 2 + 1])  # its last token is computed anyway
+        ends = self.prompts([1, 9, 19], seed=1)
         with self.engine(model) as llm:
             self._greedy(llm, [beginning])
             outputs = self._greedy(llm, [beginning, *(beginning + end for end in ends)])
@@ -112,10 +112,10 @@ class ModelKit:
         self._check_greedy(outputs)
 
     def test_preempted_requests_give_the_same_tokens(self, model: Path) -> None:
-        enough_for_one = -(-self.context // self.block_size) + 1
+        half, whole = self._blocks_held(model, self.context // 2, self.context)
         prompts = self.prompts([self.context // 2 - 5] * 4)
         options = {
-            "num_gpu_blocks_override": enough_for_one + 1,
+            "num_gpu_blocks_override": max(whole, 2 * half + 1) + 1,  # two begin, one can end
             "enable_prefix_caching": False,
         }
         with self.engine(model, **options) as llm:
@@ -154,6 +154,15 @@ class ModelKit:
         shifted = logits - logits.max(-1, keepdims=True)
         found: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
         return found
+
+    def _blocks_held(self, model: Path, *lengths: int) -> list[int]:
+        """Blocks that sequences of these lengths hold at most, nothing being cached."""
+        with self.engine(model, enable_prefix_caching=False) as llm:
+            budget, groups = llm.config.max_num_batched_tokens, llm.cache.groups
+        return [
+            sum(group.spec.blocks_for(length, group.block_size, budget) for group in groups)
+            for length in lengths
+        ]
 
     def _run(self, model: Path, prompts: list[list[int]], **options: Any) -> list[RequestOutput]:
         with self.engine(model, **options) as llm:
