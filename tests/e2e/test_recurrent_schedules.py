@@ -198,7 +198,7 @@ def test_preempted_requests_give_the_same_tokens(
 ) -> None:
     options = {"max_num_batched_tokens": 16, "max_model_len": 64, "watermark": 0.0}
     options["num_gpu_blocks_override"] = SCARCE[model][mode]
-    with opened(folders[model], mamba_cache_mode=mode, **options) as (llm, counts):
+    with opened(folders[model], mamba_cache_mode=mode, **options) as (llm, _):
         outputs = llm.generate(prompts(8, 8, 7, 8, 24, 15), greedy(30), use_tqdm=False)
         preemptions = llm.engine.stats().preemptions
     if (model, mode) == ("recurrent", "none"):
@@ -260,7 +260,9 @@ def test_several_sequences_start_from_a_copy_of_their_prompts_state(
     kept_whole = 0 if mode == "none" else 1  # a state at a border is read where it is
     states = sum(kind == "recurrent" for kind in MODELS[model]["layer_kinds"])
     groups = states if model == "hybrid" else 1
-    assert counts.copies == (2 - kept_whole) * 3 * groups, "to a snapshot, and from it to each child"
+    assert counts.copies == (2 - kept_whole) * 3 * groups, (
+        "to a snapshot, and from it to each child"
+    )
     for output in outputs:
         made = [list(item.token_ids) for item in output.outputs]
         assert len({tuple(tokens) for tokens in made}) == 3

@@ -46,7 +46,7 @@ def test_only_states_that_leave_their_dtype_open_take_the_caches() -> None:
 
 
 def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="mamba_cache_mode='some'.*auto, none, align, all"):
+    with pytest.raises(ConfigError, match=r"mamba_cache_mode='some'.*auto, none, align, all"):
         EngineConfig(model="m", mamba_cache_mode="some")
 
 

@@ -99,6 +99,4 @@ def test_a_hybrid_request_fits_exactly_or_not_at_all(mode: StateMode) -> None:
 
 
 def test_a_cache_that_keeps_nothing_says_so() -> None:
-    assert size_cache((), config(), 10**6, 100) == KVCacheConfig(
-        (), 1, "The model caches nothing."
-    )
+    assert size_cache((), config(), 10**6, 100) == KVCacheConfig((), 1, "The model caches nothing.")

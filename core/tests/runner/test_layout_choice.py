@@ -60,5 +60,7 @@ def test_padded_pages_are_whole() -> None:
 
 
 def test_groups_that_cannot_share_are_refused_by_name() -> None:
-    with pytest.raises(SelectionError, match=r"group 0 \(full\) apart, group 1 \(recurrent\) state"):
+    with pytest.raises(
+        SelectionError, match=r"group 0 \(full\) apart, group 1 \(recurrent\) state"
+    ):
         choose_layouts(cache(FULL, STATE), [(APART,), (STATE_LAYOUT,)])

@@ -267,3 +267,44 @@ def test_the_hook_describes_the_backend() -> None:
     assert (backend.name, backend.kinds) == ("torch", ("full",))
     assert backend.kernel.load() is TorchKernel
     assert sys.modules["pegboard_attention_torch"].PEGBOARD_API == {"attention": 0}
+
+
+def test_pages_that_are_padded_hold_the_same_as_keys_and_values_apart() -> None:
+    """Blocks outermost, each followed by room that belongs to another kind of layer."""
+    spec = FullAttentionSpec(2, 8, "float32")
+    group = KVGroup(0, spec, 4, ("0.self",))
+    kernel = TorchKernel(AttentionContext(group, torch.float32, torch.device("cpu"), 4, 64))
+    apart, together = kernel.layouts(spec)
+    pages = torch.full((9, 2 * 4 * 2 * 8 + 24), torch.nan)
+    padded = pages[:, :-24].unflatten(1, (2, 4, 2, 8))
+    plain = torch.full(apart.shape(spec, 9, 4), torch.nan)
+    storages = [
+        KVTensors("0.self", 0, spec, apart, plain),
+        KVTensors("0.self", 0, spec, together, padded),
+    ]
+    layer = AttentionLayer(4, 2, 8, 0.3)
+    make = torch.Generator().manual_seed(0)
+    lists = [[3, 4, 5], [8, 1], [2], [7]]
+    for counts, lengths in (([9, 6, 2, 3], [9, 6, 2, 3]), ([1, 2, 1, 1], [10, 8, 3, 4])):
+        total = sum(counts)
+        places = [
+            lists[row][position // 4] * 4 + position % 4
+            for row, (count, length) in enumerate(zip(counts, lengths, strict=True))
+            for position in range(length - count, length)
+        ]
+        table = torch.tensor([[*blocks, 0, 0][:3] for blocks in lists], dtype=torch.int32)
+        step = AttentionStep(
+            counts,
+            lengths,
+            lists,
+            torch.tensor([0, *counts]).cumsum(0).int(),
+            torch.tensor(lengths, dtype=torch.int32),
+            table,
+            torch.tensor(places),
+        )
+        draws = [torch.randn(total, heads, 8, generator=make) for heads in (4, 2, 2)]
+        found = [
+            kernel.forward(layer, AttentionInputs(*draws), kv, kernel.plan(step)) for kv in storages
+        ]
+        assert torch.allclose(found[0], found[1], atol=1e-6)
+    assert pages[:, -24:].isnan().all(), "the padding belongs to others"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -80,10 +81,10 @@ def reference(ids: Sequence[int], weights: dict[str, Array], config: HybridConfi
 
 class HybridKit(ModelKit):
     family = "tiny-hybrid"
-    shape: dict[str, Any]
+    shape: Mapping[str, Any] = MappingProxyType({})
 
     def checkpoint(self, folder: Path) -> Path:
-        return write_hybrid_model(folder, seed=11, vocabulary=None, **self.shape)
+        return write_hybrid_model(folder, seed=11, **self.shape)
 
     @pytest.fixture(autouse=True)
     def _weights(self, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -97,13 +98,13 @@ class HybridKit(ModelKit):
 
 
 class TestHybrid(HybridKit):
-    shape = {"layer_kinds": ("recurrent", "full", "recurrent")}
+    shape = MappingProxyType({"layer_kinds": ("recurrent", "full", "recurrent")})
 
 
 class TestHybridThatKeepsEveryState(HybridKit):
-    shape = {"layer_kinds": ("full", "recurrent")}
-    options = {"mamba_cache_mode": "all"}
+    shape = MappingProxyType({"layer_kinds": ("full", "recurrent")})
+    options = MappingProxyType({"mamba_cache_mode": "all"})
 
 
 class TestHybridWithStatesThatFillNoPage(HybridKit):
-    shape = {"layer_kinds": ("recurrent", "full"), "key_size": 5, "conv_width": 2}
+    shape = MappingProxyType({"layer_kinds": ("recurrent", "full"), "key_size": 5, "conv_width": 2})
