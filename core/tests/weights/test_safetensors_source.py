@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pegboard.errors import CheckpointError
+from pegboard.errors import CheckpointError, UnsupportedError
 from pegboard.weights.safetensors_source import open_directory, probe
 
 INDEX = "model.safetensors.index.json"
@@ -257,7 +257,7 @@ def test_generation_defaults_templates_and_tokeniser_come_along(
     assert checkpoint.generation_defaults == {"temperature": 0.5}
     assert checkpoint.chat_templates == {"default": "{{ messages }}"}
     assert checkpoint.config["quantization_config"] == {"quant_method": "x"}
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+    with pytest.raises(UnsupportedError, match=r"tokenizer\.json"):
         checkpoint.tokenizer()
     (folder / "generation_config.json").write_text("nonsense")
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):

@@ -168,10 +168,13 @@ def _family_config(family: ModelFamily, architecture: str, checkpoint: Checkpoin
 
 
 def _tokenizer(checkpoint: Checkpoint) -> tuple[TokenizerSpec | None, str]:
-    """The tokeniser, or why there is none: token ids can be given without it."""
+    """The tokeniser, or why there is none: token ids can be given without it.
+
+    One that is there and broken is a fault of the checkpoint.
+    """
     try:
         return checkpoint.tokenizer(), ""
-    except (CheckpointError, UnsupportedError) as error:
+    except UnsupportedError as error:
         return None, str(error)
 
 

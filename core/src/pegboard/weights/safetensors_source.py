@@ -73,7 +73,7 @@ class SafetensorsCheckpoint:
     kind: str = "hf"
 
     def tokenizer(self) -> TokenizerSpec:
-        """From ``tokenizer.json`` and its neighbours; raises `CheckpointError` if there is none."""
+        """From ``tokenizer.json`` and its neighbours; `UnsupportedError` if there is none."""
         return tokenizer_spec_from_dir(self.path)
 
     def close(self) -> None:
