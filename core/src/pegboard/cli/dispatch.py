@@ -68,7 +68,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except OSError as error:
-        fault = output_fault()
+        fault = output_fault(error)
         if fault is None:
             raise
         if not isinstance(error, BrokenPipeError):  # a reader that leaves is no fault

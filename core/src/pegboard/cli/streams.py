@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -10,6 +11,9 @@ from typing import TextIO
 from pegboard.errors import ConfigError, ResourceError
 
 __all__ = ["check_output", "output_fault", "prepare_streams", "read_input", "say"]
+
+_WRITE_FAULTS = (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EBADF)
+"""What writing to a stream fails with; errors of opening or reading files name the file."""
 
 
 def prepare_streams() -> None:
@@ -31,17 +35,20 @@ def check_output() -> None:
         raise ResourceError("cannot write to standard output: it is closed")
 
 
-def output_fault() -> str | None:
-    """After an error of the system: why standard output cannot be written to, None if it can.
+def output_fault(error: OSError) -> str | None:
+    """Why standard output cannot be written to, if that is what `error` says, else None.
 
     It is then switched to the null device, so that the interpreter does not fail in its last flush.
     """
+    fault = error if error.filename is None and error.errno in _WRITE_FAULTS else None
     try:
         sys.stdout.flush()
-    except (OSError, ValueError) as error:
-        _silence(sys.stdout)
-        return getattr(error, "strerror", None) or str(error)
-    return None
+    except OSError as unwritten:  # what was left in the buffer
+        fault = unwritten
+    if fault is None:
+        return None
+    _silence(sys.stdout)
+    return fault.strerror or str(fault)
 
 
 def read_input() -> str:
