@@ -29,9 +29,7 @@ def engine_options(pairs: list[str], flags: Mapping[str, Any]) -> dict[str, Any]
         if not equals:
             raise ConfigError(f"option {pair!r} is not of the form name=value")
         if name == "model":
-            raise ConfigError(
-                f"-o {pair} is not allowed: the model is an argument"
-            )
+            raise ConfigError(f"-o {pair} is not allowed: the model is an argument")
         if name not in kinds:
             raise unknown_option(name)
         converted = _convert(name, value, kinds[name])

@@ -11,6 +11,7 @@ import attrs
 from pegboard.api.checkpoint import PLAIN_TYPES, Checkpoint, StoredTensor, TokenizerSpec
 from pegboard.api.kv import KVSlot
 from pegboard.api.model import ConfigInput, FamilyConfig, ModelFacts, ModelFamily
+from pegboard.config.bounds import check_layer_counts, check_sizes
 from pegboard.config.engine import DTYPES, EngineConfig
 from pegboard.config.generation import sampling_defaults, token_ids, united_ids
 from pegboard.config.sources import open_checkpoint
@@ -101,8 +102,10 @@ def _understand(
     if not tensors and config.load_format != "dummy":
         raise CheckpointError(_no_weights(checkpoint))
     family, architecture = _family(board, checkpoint)
+    check_layer_counts(checkpoint)
     family_config = _family_config(family, architecture, checkpoint)
     facts = family_config.facts
+    check_sizes(checkpoint, facts)
     quantised = _is_quantised(checkpoint)
     dtype = choose_dtype(config.dtype, facts.stored_dtype, quantised, supported)
     tokenizer, problem = _tokenizer(checkpoint)
