@@ -47,8 +47,8 @@ def check_fit(model: ResolvedModel, config: EngineConfig, memory: DeviceMemory) 
     """Refuse a model that cannot fit.
 
     Weights are estimated from the checkpoint; the cache must hold one request of ``max_model_len``
-    tokens, or be as big as the settings ask (and then hold that request too). Raises `ResourceError` that names the shortfall and
-    what would fit.
+    tokens, or be as big as the settings ask (and then hold that request too). Raises
+    `ResourceError` that names the shortfall and what would fit.
     """
     if _cache_given(config):  # too small a one would be found after loading only
         groups = form_groups(model.facts.kv_slots, config.block_size)
