@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import os
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -46,7 +47,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str,
+        model: str | os.PathLike[str],
         *,
         board: Board | None = None,
         progress: Callable[[int, int], Any] | None = None,
