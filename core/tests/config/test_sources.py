@@ -233,6 +233,11 @@ def test_a_tokeniser_that_is_not_there_is_blamed_on_its_own_setting() -> None:
             open_tokenizer(board(), location)
 
 
+def test_a_folder_without_a_tokeniser_is_blamed_on_the_setting_too(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^tokenizer=.*no checkpoint source"):
+        open_tokenizer(board(), str(tmp_path))
+
+
 def test_a_directory_that_may_not_be_listed_is_said_to_be_unreadable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

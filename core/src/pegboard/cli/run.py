@@ -57,8 +57,16 @@ def run(
     """Answer one prompt and stream the text."""
     from pegboard.engine.llm import LLM
 
-    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-    sampling = {"max_tokens": max_tokens, **{k: v for k, v in given.items() if v is not None}}
+    given: dict[str, Any] = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+    }
+    sampling: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        **{k: v for k, v in given.items() if v is not None},
+    }
     SamplingParams(**sampling)  # a bad value is found before the model is loaded
     flags = {
         "dtype": dtype,

@@ -59,7 +59,7 @@ def find_checkpoint(model: str, revision: str | None = None, *, field: str = "mo
             f"{field}={_shown(model)} is not allowed: a path that exists, or a hub id 'owner/name' "
             "(each part at most 96 letters, digits, '.', '_' and '-')"
         )
-    return _fetch(model, revision)
+    return _fetch(model, revision, field)
 
 
 def _shown(name: str) -> str:
@@ -72,7 +72,7 @@ def _looks_like_path(model: str) -> bool:
     return rooted or "\\" in model or model.count("/") > 1 or model.endswith(_FILE_ENDINGS)
 
 
-def _fetch(model: str, revision: str | None) -> str:
+def _fetch(model: str, revision: str | None, field: str = "model") -> str:
     """Bring the files of a hub repository into the hub library's cache."""
     import huggingface_hub  # slow to import, and needed for hub ids only
 
@@ -86,14 +86,14 @@ def _fetch(model: str, revision: str | None) -> str:
             )
         )
     except Exception as error:  # the library raises many kinds, among them those of its HTTP client
-        raise CheckpointError(_why_not_fetched(model, revision, error)) from error
+        raise CheckpointError(_why_not_fetched(f"{field} {model!r}", revision, error)) from error
 
 
-def _why_not_fetched(model: str, revision: str | None, error: Exception) -> str:
+def _why_not_fetched(name: str, revision: str | None, error: Exception) -> str:
     from huggingface_hub import constants, errors
 
-    what = f"model {model!r}" + (f" at revision {revision!r}" if revision else "")
-    lead = f"there is no local path {model!r}, and the hub does not give {what}"
+    what = "it" + (f" at revision {revision!r}" if revision else "")
+    lead = f"{name} is no local path, and the hub does not give {what}"
     detail = str(error).strip().split("\n", 1)[0]
     if isinstance(error, errors.GatedRepoError):
         return f"{lead}: access must be granted to your account first (log in, or set HF_TOKEN)"
@@ -187,8 +187,11 @@ def open_tokenizer(board: Board, location: str, revision: str | None = None) -> 
         from pegboard.text.hf_files import tokenizer_spec_from_dir
 
         return tokenizer_spec_from_dir(path)
-    checkpoint = open_checkpoint(board, path)
     try:
-        return checkpoint.tokenizer()
-    finally:
-        checkpoint.close()
+        checkpoint = open_checkpoint(board, path)
+        try:
+            return checkpoint.tokenizer()
+        finally:
+            checkpoint.close()
+    except PegboardError as error:  # else it would read as a fault of the model
+        raise type(error)(f"tokenizer={location!r}: {error}") from error

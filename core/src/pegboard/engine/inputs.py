@@ -199,7 +199,7 @@ def _lists_ids(value: object) -> bool:
 
 def _token_id(token: Any, place: int) -> int:
     """An integer of another library as Python's."""
-    if not isinstance(token, numbers.Integral) or isinstance(token, bool):
+    if isinstance(token, bool) or not isinstance(token, numbers.Integral):
         raise _bad_prompt(f"token {place} is {token!r}, not an integer")
     return operator.index(token)
 
