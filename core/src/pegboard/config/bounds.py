@@ -29,6 +29,8 @@ _LAYER_COUNT = re.compile(
 _TEXT_PARTS = ("text_config", "language_config", "llm_config")
 """Parts of a configuration whose layers must be there; those of others may have been taken out."""
 _NUMBER = re.compile(r"(?:^|\.)(\d{1,9})(?=\.)")
+_HARMLESS = 2**20
+"""So many weights cost nothing; the loader will name what does not agree."""
 _BITS = 8
 """A weight takes at least one bit, so a byte of the file holds at most this many."""
 
@@ -61,7 +63,8 @@ def check_sizes(checkpoint: Checkpoint, facts: ModelFacts) -> None:
     _check_each(checkpoint, facts)
     if not checkpoint.tensors:
         return
-    room = _BITS * sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+    stored = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+    room = max(_BITS * stored, _HARMLESS)
     hidden = facts.hidden_size
     products = {f"vocab_size={facts.vocab_size}": facts.vocab_size}
     for spec in {slot.spec for slot in facts.kv_slots}:
@@ -72,7 +75,7 @@ def check_sizes(checkpoint: Checkpoint, facts: ModelFacts) -> None:
         if size * hidden > room:
             raise CheckpointError(
                 f"{checkpoint.path}: hidden_size={hidden} with {what} is not allowed: that is "
-                f"{size * hidden} weights, and all tensors together have {room // _BITS} bytes"
+                f"{size * hidden} weights, and all tensors together have {stored} bytes"
             )
 
 
