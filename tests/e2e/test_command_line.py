@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -88,14 +89,19 @@ def test_run_writes_text_as_it_comes(pegboard: Any, speaker: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_an_interrupt_ends_the_answer_quietly(pegboard: Any, speaker: str) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_an_end_from_outside_leaves_no_traceback_and_the_model_as_it_was(
+    pegboard: Any, speaker: str, sent: int, code: int
+) -> None:
+    before = {path: path.read_bytes() for path in Path(speaker).iterdir()}
     with pegboard.popen("run", speaker, "abc", "--raw", "--max-tokens", "3000", *SMALL) as process:
         assert process.stdout.read(1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         said = process.stdout.read()
         error = process.stderr.read().decode()
         process.wait(60)
-    assert process.returncode == 130, error
+    assert process.returncode == code, error
+    assert {path: path.read_bytes() for path in Path(speaker).iterdir()} == before
     assert "Traceback" not in error and "KeyboardInterrupt" not in error
     assert len(said) < len(LONG) - 1, "it was interrupted before the end"
 
@@ -114,23 +120,25 @@ def test_bench_latency_reports_figures_that_agree(here: Here, tiny: str) -> None
     assert found["decode_tok_s"] == pytest.approx(2 / found["tpot_s"])
 
 
-def test_a_path_that_does_not_exist_is_named(pegboard: Any, one_clear_line: Any) -> None:
-    one_clear_line(pegboard("run", "./no-such.gguf", "hi"), "./no-such.gguf", "no such file")
+def test_a_path_that_does_not_exist_is_named(here: Here, one_clear_line: Any) -> None:
+    one_clear_line(here("run", "./no-such.gguf", "hi"), "./no-such.gguf", "no such file")
 
 
 def test_a_directory_without_a_model_is_named(
-    pegboard: Any, one_clear_line: Any, tmp_path: Path
+    here: Here, one_clear_line: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
-    one_clear_line(pegboard("run", str(tmp_path), "hi"), str(tmp_path), "notes.txt")
+    outcome = here("run", str(tmp_path), "hi")
+    one_clear_line(outcome, str(tmp_path), "config.json")
+    assert "notes.txt" not in outcome.stderr
 
 
 def test_a_pickle_checkpoint_is_refused_by_name(
-    pegboard: Any, one_clear_line: Any, tmp_path: Path
+    here: Here, one_clear_line: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
-    outcome = pegboard("run", str(tmp_path), "hi")
+    outcome = here("run", str(tmp_path), "hi")
     one_clear_line(outcome, "pytorch_model.bin", "pickle", "safetensors")
 
 
@@ -148,6 +156,12 @@ def test_a_pickle_checkpoint_is_refused_by_name(
         (("-o", "blok_size=8"), ("blok_size", "did you mean 'block_size'")),
         (("-o", "block_size"), ("name=value",)),
         (("-o", "seed=x"), ("seed='x'",)),
+        (("-o", "board=x"), ("unknown engine option 'board'",)),
+        (("-o", "model=x"), ("the model is an argument",)),
+        (("--dtype", "auto", "-o", "dtype=float32"), ("dtype is given twice", "'auto'")),
+        (("-o", "seed=1", "-o", "seed=2"), ("seed is given twice", "seed=2")),
+        (("-o", "chat_template={{ x"), ("chat template", "not valid")),
+        (("-o", "chat_template=chatml"), ("chat_template='chatml'", "default")),
     ],
 )
 def test_a_bad_value_is_one_clear_line(
@@ -175,8 +189,96 @@ def test_unknown_and_missing_words_are_bad_input(
     assert "Traceback" not in outcome.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("output-len", 1), ("input-len", 0), ("batch-size", 0), ("runs", 0), ("warmup", -1)],
+)
 def test_bench_refuses_sizes_that_measure_nothing(
+    option: str, value: int, here: Here, one_clear_line: Any
+) -> None:
+    outcome = here("bench", "latency", "./no-model", f"--{option}", str(value))
+    one_clear_line(outcome, f"--{option} {value} is not allowed")
+
+
+@pytest.mark.parametrize(
+    "option", [("--temperature", "-1"), ("--top-p", "2"), ("--top-k", "-5"), ("--max-tokens", "0")]
+)
+def test_a_bad_sampling_value_is_found_before_the_model_is_looked_for(
+    option: tuple[str, str], here: Here, one_clear_line: Any
+) -> None:
+    outcome = here("run", "./no-model", "hi", *option)
+    one_clear_line(outcome, option[0][2:].replace("-", "_"), "is not allowed")
+
+
+def test_a_setting_given_twice_with_one_value_is_given(here: Here, tiny: str) -> None:
+    twice = ("--dtype", "float32", "-o", "dtype=float32", "--max-tokens", "1")
+    assert here("run", tiny, "hi", *twice, *SMALL).returncode == 0
+
+
+class FullStream(io.TextIOBase):
+    """Takes what comes up to a point, then fails as a full disk does."""
+
+    encoding = "utf-8"
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def write(self, text: str) -> int:
+        self.room -= len(text)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return len(text)
+
+
+@pytest.mark.parametrize("room", [0, 10])
+def test_a_full_output_ends_an_answer_with_one_clear_line(
+    room: int, speaker: str, here: Here, one_clear_line: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", FullStream(room))
+    outcome = here("run", speaker, "abc", "--raw", "--max-tokens", "40", *SMALL)
+    one_clear_line(outcome, "cannot write to standard output", "No space left", code=1)
+
+
+def test_a_closed_output_is_found_before_the_model_is_looked_for(
+    here: Here, one_clear_line: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    one_clear_line(here("run", "./no-model", "hi"), "standard output: it is closed", code=1)
+
+
+def test_without_standard_error_the_answer_comes_all_the_same(
+    speaker: str, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    outcome = here("run", speaker, "abc", "--raw", "--max-tokens", str(len(TEXT)), *SMALL)
+    assert (outcome.returncode, outcome.stdout) == (0, TEXT + "\n")
+
+
+def test_what_the_output_cannot_encode_is_replaced(
+    scripted_folder: Any, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(scripted_folder(ByteVocabulary().ids("né€".encode()), 3))
+    narrow = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(narrow, encoding="ascii"))
+    outcome = here("run", model, "abc", "--raw", "--max-tokens", "6", *SMALL)
+    assert (outcome.returncode, narrow.getvalue()) == (0, b"n??\n"), outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("stdin", "said"),
+    [
+        (None, "is closed"),
+        (io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"), "is not text in utf-8"),
+    ],
+)
+def test_a_prompt_that_cannot_be_read_is_one_clear_line(
+    stdin: Any, said: str, here: Here, one_clear_line: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", stdin)
+    one_clear_line(here("run", "./no-model", "-"), "standard input", said)
+
+
+def test_an_argument_that_is_no_text_is_one_clear_line(
     tiny: str, here: Here, one_clear_line: Any
 ) -> None:
-    for option in ("--output-len", "--input-len", "--batch-size", "--runs"):
-        one_clear_line(here("bench", "latency", tiny, option, "0"), option[2:])
+    one_clear_line(here("run", tiny, "a\udcff", *SMALL), "prompt is not valid Unicode")

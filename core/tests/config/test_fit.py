@@ -88,12 +88,18 @@ def test_the_share_of_the_device_and_what_is_free_both_limit() -> None:
 
 
 def test_a_cache_of_the_users_size_is_what_must_fit() -> None:
-    check(MIB, MIB + 10 * PAGE, num_gpu_blocks_override=10)
-    check(MIB, MIB + 1000, kv_cache_memory_bytes=1000)
-    with pytest.raises(ResourceError, match="num_gpu_blocks_override=11 blocks"):
-        check(MIB, MIB + 10 * PAGE, num_gpu_blocks_override=11)
-    with pytest.raises(ResourceError, match="a KV cache of at most 1000 bytes"):
-        check(MIB, MIB + 1000, kv_cache_memory_bytes=1001)
+    check(MIB, MIB + 70 * PAGE, num_gpu_blocks_override=70)
+    check(MIB, MIB + 64 * PAGE, kv_cache_memory_bytes=64 * PAGE)
+    with pytest.raises(ResourceError, match="num_gpu_blocks_override=71 blocks"):
+        check(MIB, MIB + 70 * PAGE, num_gpu_blocks_override=71)
+    with pytest.raises(ResourceError, match=r"a KV cache of at most 2\.00 MiB"):
+        check(MIB, MIB + 64 * PAGE, kv_cache_memory_bytes=64 * PAGE + 1)
+
+
+def test_a_cache_too_small_for_one_request_is_refused_before_loading() -> None:
+    for settings in ({"num_gpu_blocks_override": 63}, {"kv_cache_memory_bytes": 64 * PAGE - 1}):
+        with pytest.raises(ResourceError, match="cannot hold one request of max_model_len=1000"):
+            check(MIB, 100 * MIB, **settings)
 
 
 def test_a_model_without_a_cache_needs_its_weights_only() -> None:

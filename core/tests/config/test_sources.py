@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from huggingface_hub.utils._paths import filter_repo_objects
 
 from pegboard.api.checkpoint import CheckpointSource
+from pegboard.config import sources
 from pegboard.config.sources import find_checkpoint, open_checkpoint, open_tokenizer, select_source
 from pegboard.errors import (
     CheckpointError,
@@ -23,9 +25,9 @@ from pegboard.errors import (
 from pegboard.plugins import Board, build_board
 
 
-def board(*sources: CheckpointSource) -> Board:
+def board(*extra: CheckpointSource) -> Board:
     return build_board(
-        environ={"VLLM_PLUGINS": ""}, extra=[("checkpoint", source) for source in sources]
+        environ={"VLLM_PLUGINS": ""}, extra=[("checkpoint", source) for source in extra]
     )
 
 
@@ -205,15 +207,47 @@ def test_a_directory_that_holds_only_gguf_files_suggests_one(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("names", [[], ["readme.md"]])
-def test_a_directory_that_nothing_reads_says_what_it_holds(
+def test_a_directory_that_nothing_reads_says_what_was_looked_for(
     names: list[str], tmp_path: Path
 ) -> None:
     for name in names:
         (tmp_path / name).write_text("x")
-    with pytest.raises(
-        CheckpointError, match=r"asked were 'hf'\).*" + (names[0] if names else "nothing")
-    ):
+    with pytest.raises(CheckpointError, match=r"asked were 'hf'\).*config\.json") as caught:
         select_source(board(), str(tmp_path))
+    assert "readme" not in str(caught.value), "what else is in there is the user's own"
+
+
+@pytest.mark.parametrize("name", ["a" * 97, "owner/" + "a" * 97, "a" * 10**6, "owner/a b", "a\0b"])
+def test_a_name_that_no_repository_can_have_is_not_looked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_fetch", lambda *_: pytest.fail("asked the hub"))
+    with pytest.raises(ConfigError, match=r"model=.*is not allowed: a path that exists") as caught:
+        find_checkpoint(name)
+    assert len(str(caught.value)) < 1500
+
+
+def test_a_tokeniser_that_is_not_there_is_blamed_on_its_own_setting() -> None:
+    for location in ("./no-such-folder", "owner/a b"):
+        with pytest.raises(ConfigError, match=r"^tokenizer="):
+            open_tokenizer(board(), location)
+
+
+def test_a_folder_without_a_tokeniser_is_blamed_on_the_setting_too(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^tokenizer=.*no checkpoint source"):
+        open_tokenizer(board(), str(tmp_path))
+
+
+def test_a_directory_that_may_not_be_listed_is_said_to_be_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(CheckpointError, match="cannot be read: Permission denied") as caught:
+        select_source(board(), str(tmp_path))
+    assert str(tmp_path) in str(caught.value)
 
 
 def test_a_file_without_a_kind_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pegboard.api.params import SamplingParams
@@ -34,10 +35,21 @@ def processor(**changes: Any) -> InputProcessor:
 
 @pytest.mark.parametrize(
     "prompt",
-    ["abc", [97, 98, 99], (97, 98, 99), {"prompt": "abc"}, {"prompt_token_ids": [97, 98, 99]}],
+    [
+        "abc",
+        [97, 98, 99],
+        (97, 98, 99),
+        np.array([97, 98, 99]),
+        [97, np.int32(98), np.uint8(99)],
+        {"prompt": "abc"},
+        {"prompt_token_ids": [97, 98, 99]},
+        {"prompt_token_ids": np.array([97, 98, 99]), "prompt": None},
+    ],
 )
 def test_every_form_of_prompt_gives_the_same_ids(prompt: Any) -> None:
-    assert processor().tokenise(prompt).ids == [97, 98, 99]
+    found = processor().tokenise(prompt).ids
+    assert found == [97, 98, 99]
+    assert all(type(token) is int for token in found)
 
 
 def test_salt_is_kept() -> None:
@@ -56,6 +68,12 @@ def test_salt_is_kept() -> None:
         (["a"], "not an integer"),
         ([True], "not an integer"),
         ([1.5], "not an integer"),
+        ([np.float32(1)], "not an integer"),
+        ([np.bool_(True)], "not an integer"),
+        (b"abc", "bytes is neither"),
+        ({97, 98}, "set is neither"),
+        ({"prompt_token_ids": b"abc"}, "prompt_token_ids is a bytes"),
+        ({"prompt": "abc", "prompt_token_ids": [97]}, "both 'prompt' and 'prompt_token_ids'"),
         (7, "int is neither"),
         (None, "NoneType"),
         ({}, "needs 'prompt'"),

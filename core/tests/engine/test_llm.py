@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from pegboard import LLM, SamplingParams
-from pegboard.errors import ConfigError, EngineDeadError, RequestError
+from pegboard.config import sources
+from pegboard.errors import CheckpointError, ConfigError, EngineDeadError, RequestError
 from pegboard.testing.checkpoints import write_tiny_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
@@ -55,6 +57,8 @@ def test_parameters_may_differ_by_prompt(llm: LLM) -> None:
         (["a", "b"], [GREEDY], "1 entries for 2 prompts"),
         ("a", {"temperature": 0}, "must be SamplingParams"),
         (5, GREEDY, "prompts is a int"),
+        (b"abc", GREEDY, "bytes is neither"),
+        (["a", b"abc"], GREEDY, "prompt 1: .*bytes is neither"),
         (["a", ["x"]], GREEDY, "prompt 1: .*not an integer"),
     ],
 )
@@ -73,6 +77,98 @@ def test_streaming_ends_with_the_whole_answer_and_may_be_left_early(llm: LLM) ->
     for _ in llm.stream("abc", GREEDY):
         break
     assert not llm.engine.has_unfinished_requests()
+
+
+def test_streaming_takes_one_set_of_parameters(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="must be SamplingParams, not list"):
+        next(llm.stream("a", [GREEDY]))  # type: ignore[arg-type]
+
+
+def test_a_strong_negative_bias_is_clamped_like_any_other(llm: LLM) -> None:
+    (first,) = ids(llm, "abc")
+
+    def biased(value: float) -> list[int]:
+        params = SamplingParams(
+            temperature=0.0, max_tokens=4, ignore_eos=True, logit_bias={first[0]: value}
+        )
+        return ids(llm, "abc", params)[0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert biased(-1e300) == biased(-100.0) != first
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        (["x"], r"messages\[0\]='x'"),
+        ([TALK, 5], r"messages\[1\]=5"),
+        ([[]], "messages="),
+        (b"hi", "messages="),
+        ([TALK[0], 3], r"messages\[1\]=3"),
+    ],
+)
+def test_a_conversation_that_is_none_is_refused_by_name(llm: LLM, messages: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=said) as caught:
+        llm.chat(messages, GREEDY, use_tqdm=False)
+    assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"chat_template": ""},
+        {"chat_template": 5},
+        {"chat_template_kwargs": "x"},
+        {"add_generation_prompt": "no"},
+        {"continue_final_message": 1, "add_generation_prompt": False},
+    ],
+)
+def test_a_chat_option_of_a_wrong_type_is_refused_by_name(
+    llm: LLM, options: dict[str, Any]
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        llm.chat(TALK, GREEDY, use_tqdm=False, **options)
+    assert caught.value.field == next(iter(options))
+    assert f"{caught.value.field}=" in str(caught.value)
+
+
+def test_a_bad_template_is_found_before_weights_are_read(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pegboard.engine.build.LOCAL_EXECUTOR", None)  # would load the weights
+    for given in ("{% for x %}", "chatml", str(model)):
+        with pytest.raises(ConfigError, match="template"):
+            LLM(str(model), chat_template=given, **SMALL)
+
+
+@pytest.mark.parametrize("name", [None, 1, True, "", b"model", ["model"]])
+def test_a_model_that_is_no_name_is_refused_without_looking_for_it(
+    name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_fetch", lambda *_: pytest.fail("asked the hub"))
+    with pytest.raises(ConfigError, match=r"model=.*string"):
+        LLM(name)
+
+
+def test_a_path_object_is_a_model_too(model: Path) -> None:
+    with LLM(model, **SMALL) as llm:
+        assert llm.config.model == str(model)
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", '{"model": 5}', "{}"])
+def test_a_broken_tokeniser_is_an_error_and_a_missing_one_is_not(
+    broken: str, tmp_path: Path
+) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    (folder / "tokenizer.json").write_text(broken)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        LLM(str(folder), **SMALL)
+    (folder / "tokenizer.json").unlink()
+    with LLM(str(folder), **SMALL) as llm:
+        assert len(ids(llm, [5, 6])[0]) == 4
+        with pytest.raises(RequestError, match=r"no tokenizer\.json"):
+            ids(llm, "text")
 
 
 def test_chat_renders_the_models_template(llm: LLM) -> None:

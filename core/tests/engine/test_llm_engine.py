@@ -11,12 +11,15 @@ from pegboard.api.params import SamplingParams
 from pegboard.api.step import StepPlan
 from pegboard.api.views import EngineRequest
 from pegboard.config.engine import EngineConfig
+from pegboard.engine import output_processor
 from pegboard.engine.build import build_core
 from pegboard.engine.inputs import InputProcessor
 from pegboard.engine.llm_engine import LLMEngine
-from pegboard.engine.outputs import RequestOutput
+from pegboard.engine.outputs import CompletionOutput, RequestOutput
 from pegboard.errors import EngineDeadError, RequestError, ResourceError
+from pegboard.scheduler.request import Request
 from pegboard.testing.toy import ToyExecutor, toy_generate
+from pegboard.text.stops import StopSet
 
 CONTEXT = 256
 
@@ -74,6 +77,41 @@ def test_children_of_one_request_prefill_once_and_differ() -> None:
         expected(prompt, params, seed=5, child=child) for child in range(3)
     ]
     assert executor.counts.tokens == 40 + 2 + 3 * 5, "two children compute one prompt token each"
+
+
+@pytest.mark.parametrize("abort", [False, True])
+def test_the_work_for_many_sequences_grows_with_their_number(
+    abort: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is parked once and its end is looked at once, however many others there are."""
+    counts = {"parked": 0, "sets": 0, "finished": 0}
+    park, finished = Request.park, CompletionOutput.finished.fget
+
+    def counted(self: Request, leader: Request) -> None:
+        counts["parked"] += 1
+        park(self, leader)
+
+    def looked_at(self: CompletionOutput) -> bool:
+        counts["finished"] += 1
+        return bool(finished(self))  # type: ignore[misc]
+
+    def stop_set(stops: Any) -> StopSet:
+        counts["sets"] += 1
+        return StopSet(stops)
+
+    monkeypatch.setattr(Request, "park", counted)
+    monkeypatch.setattr(CompletionOutput, "finished", property(looked_at))
+    monkeypatch.setattr(output_processor, "StopSet", stop_set)
+    llm = engine(num_gpu_blocks_override=512)
+    number, tokens = 300, 2
+    llm.add_request("a", [1, 2, 3], SamplingParams(n=number, max_tokens=tokens, stop="x"))
+    if abort:
+        llm.abort_request("a")
+    else:
+        assert len(run(llm)["a"].outputs) == number
+    assert counts["sets"] == 1
+    assert counts["parked"] == number - 1
+    assert counts["finished"] <= 2 * number * tokens
 
 
 def test_o13_a_second_live_request_with_the_same_id_is_refused_and_the_first_unharmed() -> None:

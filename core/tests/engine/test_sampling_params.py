@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from pegboard import SamplingParams
@@ -48,6 +50,20 @@ BAD: list[tuple[str, Any]] = [
     ("logit_bias", {5: float("inf")}),
     ("logit_bias", [5]),
     ("ignore_eos", 1),
+    ("n", 16385),
+    ("n", np.bool_(True)),
+    ("top_k", np.float32(3.0)),
+    ("temperature", 1e300),
+    ("temperature", np.float32("nan")),
+    ("repetition_penalty", 1e-320),
+    ("repetition_penalty", 1e300),
+    ("stop", ["x"] * 257),
+    ("stop", "x" * 16385),
+    ("stop_token_ids", [np.int64(-1)]),
+    ("stop_token_ids", [True]),
+    ("stop_token_ids", b"ab"),
+    ("logit_bias", {5: "1"}),
+    ("logit_bias", {True: 1.0}),
     ("skip_special_tokens", None),
 ]
 
@@ -74,6 +90,11 @@ def test_a_bad_value_is_refused_by_name(field: str, value: Any) -> None:
         {"logprobs": -1},
         {"logit_bias": {5: 1000.0}},
         {"seed": -(2**63)},
+        {"n": 16384},
+        {"stop": ["x"] * 256},
+        {"stop": "x" * 16384},
+        {"repetition_penalty": 1e-4},
+        {"temperature": 10_000},
     ],
 )
 def test_a_good_value_is_kept(good: dict[str, Any]) -> None:
@@ -113,3 +134,36 @@ def test_what_was_checked_cannot_be_changed_through_the_callers_lists() -> None:
     stop.append("")
     assert (params.stop_token_ids, params.allowed_token_ids) == ([3], [3])
     assert (params.logit_bias, params.stop) == ({5: 1.0}, ["x"])
+
+
+def test_numbers_of_other_libraries_are_kept_as_pythons() -> None:
+    params = SamplingParams(
+        n=np.int64(2),
+        temperature=np.float32(0.5),
+        top_k=np.uint8(3),
+        top_p=np.float64(0.5),
+        seed=np.int32(-4),
+        max_tokens=np.int16(9),
+        stop_token_ids=[np.int64(7)],
+        allowed_token_ids=(np.int64(8), 9),
+        logit_bias={np.int64(5): np.float32(1.5)},
+    )
+    plain = SamplingParams(
+        n=2,
+        temperature=0.5,
+        top_k=3,
+        top_p=0.5,
+        seed=-4,
+        max_tokens=9,
+        stop_token_ids=[7],
+        allowed_token_ids=[8, 9],
+        logit_bias={5: 1.5},
+    )
+    assert params == plain
+    assert msgspec.json.encode(params) == msgspec.json.encode(plain)
+
+
+def test_a_long_bad_value_does_not_fill_the_screen() -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(stop=["x"] * 255 + [""])
+    assert len(str(caught.value)) < 200

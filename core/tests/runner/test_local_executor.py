@@ -150,9 +150,9 @@ def test_without_any_platform_the_error_says_what_is_missing(tiny):
 
 
 def test_a_platform_or_backend_asked_for_by_a_wrong_name_is_named(tiny):
-    with pytest.raises(MissingPluginError, match=r"'tpu'.*--platform"):
+    with pytest.raises(MissingPluginError, match=r"'tpu'.*platform='tpu'"):
         make_executor(tiny, platform="tpu").load()
-    with pytest.raises(MissingPluginError, match=r"'flash'.*--attention-backend"):
+    with pytest.raises(MissingPluginError, match=r"'flash'.*attention_backend='flash'"):
         make_executor(tiny, attention_backend="flash").load()
 
 

@@ -61,7 +61,7 @@ def test_a_tie_is_an_error_that_names_both_and_the_remedy():
     platforms = [platform("a", "here", 3), platform("b", "here", 3), platform("c", "absent", 9)]
     with pytest.raises(SelectionError) as error:
         choose_platform(platforms)
-    for part in ("a and b", "--platform", "found 2 cores", "no driver found"):
+    for part in ("a and b", "set platform to one of them", "found 2 cores", "no driver found"):
         assert part in str(error.value)
 
 
@@ -103,7 +103,7 @@ def test_a_wanted_backend_is_not_replaced_and_missing_features_are_named():
 
 
 def test_equal_backends_are_an_error():
-    with pytest.raises(SelectionError, match=r"a and b are equally good.*--attention-backend"):
+    with pytest.raises(SelectionError, match=r"a and b are equally good.*set attention_backend"):
         choose_backend([backend("a"), backend("b")], GROUP, WISH)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pegboard.errors import CheckpointError
+from pegboard.errors import CheckpointError, UnsupportedError
 from pegboard.text.hf_files import chat_templates_from_dir, tokenizer_spec_from_dir
 from pegboard.text.tokenizer import Tokenizer
 
@@ -100,11 +100,11 @@ def test_a_broken_tokenizer_json_is_named(folder: Path) -> None:
 
 
 def test_a_directory_with_another_tokeniser_says_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no tokenizer\.json$"):
+    with pytest.raises(UnsupportedError, match=r"no tokenizer\.json$"):
         tokenizer_spec_from_dir(tmp_path)
     write(tmp_path, "tokenizer.model", "")
     with pytest.raises(
-        CheckpointError, match=r"tokenizer\.model cannot be used .* save_pretrained"
+        UnsupportedError, match=r"tokenizer\.model cannot be used .* save_pretrained"
     ):
         tokenizer_spec_from_dir(tmp_path)
 

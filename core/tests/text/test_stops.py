@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pegboard.errors import RequestError
-from pegboard.text.stops import StopMatch, StopMatcher
+from pegboard.text.stops import StopMatch, StopMatcher, StopSet
 
 
 def first_ending(text: str, stops: list[str]) -> StopMatch | None:
@@ -80,3 +80,11 @@ def test_o07_no_stop_strings_find_nothing() -> None:
     matcher = StopMatcher([])
     assert not matcher.active
     assert matcher.scan("anything") is None and matcher.safe == 8
+
+
+def test_matchers_of_one_set_do_not_meet() -> None:
+    stops = StopSet(["ab"])
+    first, second = StopMatcher(stops), StopMatcher(stops)
+    assert first.scan("a") is None
+    assert second.scan("b") is None
+    assert first.scan("b") == StopMatch("ab", 0, 2)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import builtins
+import io
 import json
 import pickle
 from collections.abc import Callable
@@ -11,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pegboard.errors import CheckpointError
+from pegboard.errors import CheckpointError, UnsupportedError
 from pegboard.weights.safetensors_source import open_directory, probe
 
 INDEX = "model.safetensors.index.json"
@@ -41,6 +43,40 @@ def test_tensors_read_as_the_reference_library_wrote_them(tmp_path: Path) -> Non
         assert read.dtype == tensor.dtype
         assert read.shape == tensor.shape
         assert torch.equal(read.double(), tensor.double())
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "generation_config.json"])
+def test_a_file_that_may_not_be_read_is_named(
+    name: str, tmp_path: Path, write_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(tmp_path, {"a": torch.ones(7)})
+    (folder / "generation_config.json").write_text("{}")
+    real = io.open
+
+    def refuse(file: Any, *more: Any, **named: Any) -> Any:
+        if str(file).endswith(f"/{name}"):
+            raise PermissionError(13, "Permission denied", str(file))
+        return real(file, *more, **named)
+
+    monkeypatch.setattr(io, "open", refuse)
+    monkeypatch.setattr(builtins, "open", refuse)
+    with pytest.raises(CheckpointError, match="cannot be read: Permission denied") as caught:
+        open_directory(str(folder))
+    assert str(folder / name) in str(caught.value)
+
+
+def test_a_folder_whose_files_may_not_be_looked_at_is_named(
+    tmp_path: Path, write_checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(tmp_path, {"a": torch.ones(7)})
+
+    def refuse(path: Path, **_: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(CheckpointError, match="cannot be read: Permission denied") as caught:
+        open_directory(str(folder))
+    assert str(folder) in str(caught.value)
 
 
 def test_rows_are_read_on_their_own(tmp_path: Path, write_checkpoint: Any) -> None:
@@ -257,7 +293,7 @@ def test_generation_defaults_templates_and_tokeniser_come_along(
     assert checkpoint.generation_defaults == {"temperature": 0.5}
     assert checkpoint.chat_templates == {"default": "{{ messages }}"}
     assert checkpoint.config["quantization_config"] == {"quant_method": "x"}
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+    with pytest.raises(UnsupportedError, match=r"tokenizer\.json"):
         checkpoint.tokenizer()
     (folder / "generation_config.json").write_text("nonsense")
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):

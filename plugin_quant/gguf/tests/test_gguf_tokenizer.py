@@ -13,7 +13,7 @@ from tokenizers.decoders import ByteLevel
 
 from pegboard import Tokenizer
 from pegboard.api.checkpoint import TokenizerSpec
-from pegboard.errors import CheckpointError
+from pegboard.errors import CheckpointError, UnsupportedError
 from pegboard_quant_gguf.reader import read_gguf
 from pegboard_quant_gguf.source import open_checkpoint
 from pegboard_quant_gguf.testing import write_gguf
@@ -103,7 +103,7 @@ def test_llama3_takes_a_word_that_is_a_token_whole(file: Path) -> None:
 
 def test_o35g_a_file_without_pretokeniser_is_refused_with_a_remedy(file: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"'tokenizer.ggml.pre' is missing.*'qwen2'"
+        UnsupportedError, match=r"'tokenizer.ggml.pre' is missing.*'qwen2'"
     ) as caught:
         spec(file, pre=None)
     assert "give the tokeniser of the original model" in str(caught.value)
@@ -115,6 +115,20 @@ def test_o35g_a_file_without_pretokeniser_is_refused_with_a_remedy(file: Path) -
         ({"pre": "jina-v9"}, "'tokenizer.ggml.pre' is 'jina-v9', which is not supported"),
         ({"model": "bert"}, "of kind 'bert', which is not supported; supported: 'gpt2'"),
         ({"model": None}, "holds no tokeniser"),
+    ],
+)
+def test_a_tokeniser_that_is_absent_or_unknown_is_told_from_a_broken_one(
+    file: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        spec(file, **changes)
+    assert words in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
         ({"model": 5}, "'tokenizer.ggml.model' must be of type str"),
         ({"tokens": None}, "'tokenizer.ggml.tokens' is missing or empty"),
         ({"tokens": [1, 2]}, "'tokenizer.ggml.tokens' must be an array of str"),

@@ -135,7 +135,8 @@ class Checkpoint(Protocol):
         ...
 
     def tokenizer(self) -> TokenizerSpec:
-        """The tokeniser; raises `CheckpointError` if there is none or its kind is not supported."""
+        """The tokeniser. Raises `UnsupportedError` if there is none or its kind is not supported
+        (the model then takes token ids only), `CheckpointError` if it is there and broken."""
         ...
 
     def close(self) -> None: ...

@@ -8,19 +8,45 @@ context) is checked when the request is added.
 from __future__ import annotations
 
 import math
+import numbers
+import operator
+import reprlib
 from typing import Any
 
 import msgspec
 
 from pegboard.errors import RequestError
 
-__all__ = ["MAX_LOGPROBS", "Logprob", "SamplingParams"]
+__all__ = [
+    "BIAS_LIMIT",
+    "MAX_COUNT",
+    "MAX_LOGPROBS",
+    "MAX_PENALTY",
+    "MAX_SEQUENCES",
+    "MAX_STOPS",
+    "MAX_STOP_CHARACTERS",
+    "MAX_TEMPERATURE",
+    "MIN_PENALTY",
+    "Logprob",
+    "SamplingParams",
+]
 
 MAX_COUNT = 2**31 - 1
 """Largest count that a parameter may name; the engine keeps counts in machine integers."""
 MAX_LOGPROBS = 20
 """Most alternatives per position that a request may ask for (-1 asks for the whole vocabulary,
 offline only)."""
+MAX_SEQUENCES = 16384
+"""Most sequences of one request (`SamplingParams.n`)."""
+MAX_STOPS = 256
+"""Most stop strings of one request."""
+MAX_STOP_CHARACTERS = 16384
+"""Most characters of a request's stop strings together."""
+MAX_TEMPERATURE = 10_000.0
+MIN_PENALTY, MAX_PENALTY = 1e-4, 1e4
+"""Range of `repetition_penalty`: inside it no product of a logit leaves the range of float32."""
+BIAS_LIMIT = 100.0
+"""Values of `logit_bias` are clamped to plus or minus this."""
 
 
 class Logprob(msgspec.Struct, frozen=True):
@@ -38,11 +64,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     Logits pass, in this order: `allowed_token_ids`, `logit_bias`, `min_tokens` (end ids masked),
     repetition, frequency and presence penalties; then, unless greedy, `temperature`, `min_p`,
-    `top_k`, `top_p`. A temperature of 0 is greedy.
+    `top_k`, `top_p`. A temperature of 0 is greedy. Numbers of other libraries (numpy's scalars) are
+    taken and kept as Python's.
     """
 
     n: int = 1
-    """Sequences to generate; they share the prompt's KV cache."""
+    """Sequences to generate, at most `MAX_SEQUENCES`; they share the prompt's KV cache."""
     temperature: float = 1.0
     top_k: int = 0
     """Keep the k likeliest tokens; 0 or -1 keeps all."""
@@ -59,7 +86,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     seed: int | None = None
     """Draws depend on seed, child index and position only. None: the engine draws one."""
     stop: str | list[str] | None = None
-    """Texts that end the output. They are cut off unless `include_stop_str_in_output`."""
+    """Texts that end the output, cut off unless `include_stop_str_in_output`. At most `MAX_STOPS`,
+    of `MAX_STOP_CHARACTERS` characters together."""
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     """Do not end at the model's end ids."""
@@ -81,6 +109,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     spaces_between_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        _own_numbers(self)
         _check_types(self)
         _check_ranges(self)
         _check_stops(self)
@@ -106,7 +135,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def _fail(field: str, value: object, allowed: str) -> RequestError:
-    return RequestError(f"{field}={value!r} is not allowed: {allowed}", field=field)
+    shown = reprlib.repr(value) if isinstance(value, (list, tuple, dict, str)) else repr(value)
+    return RequestError(f"{field}={shown} is not allowed: {allowed}", field=field)
 
 
 _INTEGERS = ("n", "top_k", "min_tokens")
@@ -129,11 +159,11 @@ _BOOLEANS = (
 
 
 def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, numbers.Integral)
 
 
 def _is_number(value: object) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     try:
         return math.isfinite(value)
@@ -141,13 +171,29 @@ def _is_number(value: object) -> bool:
         return False
 
 
+def _own_numbers(params: SamplingParams) -> None:
+    """Replace numbers of other libraries by Python's; what is no number stays, to be refused."""
+    for field in (*_INTEGERS, *_OPTIONAL_INTEGERS):
+        value = getattr(params, field)
+        if type(value) is not int and _is_int(value):
+            msgspec.structs.force_setattr(params, field, operator.index(value))
+    for field in _NUMBERS:
+        value = getattr(params, field)
+        if type(value) not in (int, float) and _is_number(value):
+            msgspec.structs.force_setattr(params, field, float(value))
+
+
 def _own_lists(params: SamplingParams) -> None:
     """Keep copies, so that what was checked cannot be changed afterwards through the caller's."""
-    for field in ("stop", "stop_token_ids", "allowed_token_ids", "logit_bias"):
-        value = getattr(params, field)
-        if isinstance(value, (list, tuple, dict)):
-            copy = dict(value) if isinstance(value, dict) else list(value)
-            msgspec.structs.force_setattr(params, field, copy)
+    if isinstance(params.stop, (list, tuple)):
+        msgspec.structs.force_setattr(params, "stop", list(params.stop))
+    for field in ("stop_token_ids", "allowed_token_ids"):
+        ids = getattr(params, field)
+        if ids is not None:
+            msgspec.structs.force_setattr(params, field, list(map(operator.index, ids)))
+    if params.logit_bias is not None:
+        bias = {operator.index(token): float(v) for token, v in params.logit_bias.items()}
+        msgspec.structs.force_setattr(params, "logit_bias", bias)
 
 
 def _check_types(params: SamplingParams) -> None:
@@ -172,12 +218,20 @@ def _check_types(params: SamplingParams) -> None:
 
 def _check_ranges(params: SamplingParams) -> None:
     rules: tuple[tuple[str, bool, str], ...] = (
-        ("n", params.n >= 1, "at least 1"),
-        ("temperature", params.temperature >= 0, "0 (greedy) or more"),
+        ("n", 1 <= params.n <= MAX_SEQUENCES, f"at least 1 and at most {MAX_SEQUENCES}"),
+        (
+            "temperature",
+            0 <= params.temperature <= MAX_TEMPERATURE,
+            f"0 (greedy) or more, at most {MAX_TEMPERATURE:g}",
+        ),
         ("top_k", params.top_k >= -1, "-1 or 0 (all), or a positive count"),
         ("top_p", 0 < params.top_p <= 1, "above 0 and at most 1"),
         ("min_p", 0 <= params.min_p <= 1, "from 0 to 1"),
-        ("repetition_penalty", params.repetition_penalty > 0, "above 0"),
+        (
+            "repetition_penalty",
+            MIN_PENALTY <= params.repetition_penalty <= MAX_PENALTY,
+            f"from {MIN_PENALTY:g} to {MAX_PENALTY:g}",
+        ),
         ("presence_penalty", -2 <= params.presence_penalty <= 2, "from -2 to 2"),
         ("frequency_penalty", -2 <= params.frequency_penalty <= 2, "from -2 to 2"),
         ("seed", params.seed is None or -(2**63) <= params.seed < 2**63, "a 64-bit integer"),
@@ -206,9 +260,20 @@ def _check_stops(params: SamplingParams) -> None:
         return
     if not isinstance(params.stop, (str, list, tuple)):
         raise _fail("stop", params.stop, "a string or a list of strings")
-    for text in params.stop_strings:
+    stops = params.stop_strings
+    if len(stops) > MAX_STOPS:
+        raise RequestError(
+            f"stop has {len(stops)} strings; at most {MAX_STOPS} are allowed", field="stop"
+        )
+    for text in stops:
         if not isinstance(text, str) or not text:
             raise _fail("stop", params.stop, "strings of at least one character")
+    characters = sum(map(len, stops))
+    if characters > MAX_STOP_CHARACTERS:
+        raise RequestError(
+            f"stop has {characters} characters in all; at most {MAX_STOP_CHARACTERS} are allowed",
+            field="stop",
+        )
     if params.stop_strings and not params.detokenize:
         raise _fail("stop", params.stop, "stop strings need detokenize=True")
 

@@ -36,7 +36,7 @@ class Platform:
     `probe` refers to a function ``() -> ProbeResult`` that is quick, never raises and does not
     import torch unless it must. `runtime` refers to a callable ``(index: int) -> DeviceRuntime``.
     Among usable platforms the highest
-    `priority` wins, and a tie is an error that names both (``--platform`` decides).
+    `priority` wins, and a tie is an error that names both (the setting ``platform`` decides).
     """
 
     name: str

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pegboard.api.params import MAX_COUNT, SamplingParams
 from pegboard.cli.options import engine_options, loading_bar
 from pegboard.errors import ConfigError
 
@@ -33,8 +34,8 @@ def latency(
     runs: Annotated[int, typer.Option(help="Timed runs; the median is reported.")] = 3,
     warmup: Annotated[int, typer.Option(help="Runs before the timed ones.")] = 1,
     dtype: Annotated[
-        str, typer.Option(help="auto, float32 (exact), bfloat16 or float16.")
-    ] = "auto",
+        str | None, typer.Option(help="auto (default), float32 (exact), bfloat16 or float16.")
+    ] = None,
     platform: Annotated[
         str | None, typer.Option(help="The device's platform. Default: the best usable one.")
     ] = None,
@@ -53,17 +54,16 @@ def latency(
     """
     from pegboard.engine.llm import LLM
 
-    if output_len < 2 or batch_size < 1 or runs < 1 or input_len < 1:
-        raise ConfigError(
-            "output-len must be at least 2; batch-size, runs and input-len at least 1"
-        )
+    least = {"batch-size": 1, "input-len": 1, "output-len": 2, "runs": 1, "warmup": 0}
+    given = (batch_size, input_len, output_len, runs, warmup)
+    for (name, bound), value in zip(least.items(), given, strict=True):
+        if not bound <= value <= MAX_COUNT:
+            raise ConfigError(f"--{name} {value} is not allowed: from {bound} to {MAX_COUNT}")
+    flags = {"dtype": dtype, "platform": platform, "attention_backend": attention_backend}
     settings = {
-        "dtype": dtype,
-        "platform": platform,
-        "attention_backend": attention_backend,
         "max_model_len": input_len + output_len,
         "max_num_seqs": max(batch_size, 8),
-        **engine_options(option or []),
+        **engine_options(option or [], flags),
     }
     with loading_bar(quiet=as_json) as progress, LLM(model, progress=progress, **settings) as llm:
         progress.finish()
@@ -100,8 +100,6 @@ def closed_workload(
 
 
 def _timed(llm: LLM, draws: random.Random, batch: int, input_len: int, output_len: int) -> float:
-    from pegboard.api.params import SamplingParams
-
     vocabulary = llm.model.facts.vocab_size
     prompts = [[draws.randrange(vocabulary) for _ in range(input_len)] for _ in range(batch)]
     params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)

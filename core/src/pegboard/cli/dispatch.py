@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pegboard.cli.streams import check_output, output_fault, prepare_streams, say
 from pegboard.errors import ConfigError, PegboardError, PluginError
 
 if TYPE_CHECKING:
@@ -48,23 +49,31 @@ class ArgvCommand(NamedTuple):
 def run(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: ``sys.argv``) and return its exit code.
 
-    0: done; 1: failed; 2: bad input; 130: interrupted. Deliberate errors are one message on stderr;
+    0: done; 1: failed; 2: bad input; 130: interrupted. Deliberate errors, and a standard output
+    that cannot be written to, are one message on stderr (a reader that left is none);
     with ``PEGBOARD_TRACEBACK=1`` they pass through with their traceback.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    prepare_streams()
     try:
+        check_output()
         code = _dispatch(words)
         sys.stdout.flush()
         return code
     except PegboardError as error:
         if os.environ.get(TRACEBACK_VARIABLE) == "1":
             raise
-        print(f"pegboard: error: {error}", file=sys.stderr)
+        say(f"pegboard: error: {error}")
         return EXIT_BAD_INPUT if isinstance(error, ValueError) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        return _stdout_gone()
+    except OSError as error:
+        fault = output_fault(error)
+        if fault is None:
+            raise
+        if not isinstance(error, BrokenPipeError):  # a reader that leaves is no fault
+            say(f"pegboard: error: cannot write to standard output: {fault}")
+        return EXIT_FAILED
 
 
 def _dispatch(words: list[str]) -> int:
@@ -126,7 +135,7 @@ def _exit_code(code: Any) -> int:
         return EXIT_OK
     if isinstance(code, int):
         return code
-    print(code, file=sys.stderr)
+    say(str(code))
     return EXIT_FAILED
 
 
@@ -159,9 +168,3 @@ def _unknown(name: str, board: Board) -> str:
     if missing and not near:
         hint += f" (not loaded: {', '.join(f'{r.id}, {r.state}' for r in missing)})"
     return f"there is no command {name!r}{hint}"
-
-
-def _stdout_gone() -> int:
-    """The reader of a pipe has closed it; keep the interpreter from failing on the last flush."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_FAILED

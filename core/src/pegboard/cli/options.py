@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
 
-from pegboard.config.engine import EngineConfig
+from pegboard.config.engine import EngineConfig, unknown_option
 from pegboard.errors import ConfigError
 
 __all__ = ["LoadingBar", "engine_options", "loading_bar"]
 
 
-def engine_options(pairs: list[str]) -> dict[str, Any]:
-    """Settings of `EngineConfig` from ``name=value`` texts; hyphens may stand for underscores."""
+def engine_options(pairs: list[str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of `EngineConfig` from ``name=value`` texts; hyphens may stand for underscores.
+
+    `flags` are settings that have a flag of their own, None where it was not given. Raises
+    `ConfigError` for an unknown name, a bad value, or a setting given twice with different values.
+    """
     kinds = {field.name: str(field.type) for field in attrs.fields(EngineConfig)}
-    options: dict[str, Any] = {}
+    options = {name: value for name, value in flags.items() if value is not None}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         name = name.replace("-", "_")
         if not equals:
             raise ConfigError(f"option {pair!r} is not of the form name=value")
-        options[name] = _convert(name, value, kinds.get(name, "str"))
+        if name == "model":
+            raise ConfigError(f"-o {pair} is not allowed: the model is an argument")
+        if name not in kinds:
+            raise unknown_option(name)
+        converted = _convert(name, value, kinds[name])
+        if options.setdefault(name, converted) != converted:
+            raise ConfigError(
+                f"{name} is given twice: {options[name]!r}, and -o {name}={value}; give it once"
+            )
     return options
 
 

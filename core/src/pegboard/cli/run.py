@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pegboard.api.params import SamplingParams
 from pegboard.cli.options import engine_options, loading_bar
+from pegboard.cli.streams import read_input, say
 from pegboard.errors import RequestError
 
 if TYPE_CHECKING:
@@ -35,8 +37,8 @@ def run(
     top_k: Annotated[int | None, typer.Option(help="Default: the model's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the draws.")] = None,
     dtype: Annotated[
-        str, typer.Option(help="auto, float32 (exact), bfloat16 or float16.")
-    ] = "auto",
+        str | None, typer.Option(help="auto (default), float32 (exact), bfloat16 or float16.")
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest prompt plus answer, in tokens.")
     ] = None,
@@ -55,16 +57,25 @@ def run(
     """Answer one prompt and stream the text."""
     from pegboard.engine.llm import LLM
 
-    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-    sampling = {"max_tokens": max_tokens, **{k: v for k, v in given.items() if v is not None}}
-    settings = {
+    given: dict[str, Any] = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+    }
+    sampling: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        **{k: v for k, v in given.items() if v is not None},
+    }
+    SamplingParams(**sampling)  # a bad value is found before the model is loaded
+    flags = {
         "dtype": dtype,
         "max_model_len": max_model_len,
         "platform": platform,
         "attention_backend": attention_backend,
-        **engine_options(option or []),
     }
-    text = sys.stdin.read() if prompt == "-" else prompt
+    settings = engine_options(option or [], flags)
+    text = read_input() if prompt == "-" else prompt
     with loading_bar(quiet) as progress, LLM(model, progress=progress, **settings) as llm:
         progress.finish()
         _answer(llm, text, system, raw, sampling, quiet)
@@ -90,7 +101,7 @@ def _answer(
     if last.outputs[0].error:
         raise RequestError(last.outputs[0].error)
     if not quiet:
-        print(_summary(last, begin, first, time.perf_counter()), file=sys.stderr)
+        say(_summary(last, begin, first, time.perf_counter()))
 
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:

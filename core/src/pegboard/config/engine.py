@@ -6,6 +6,7 @@ context, its dtype) is decided later and lives in `ResolvedModel`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -13,7 +14,7 @@ import attrs
 
 from pegboard.errors import ConfigError
 
-__all__ = ["EngineConfig"]
+__all__ = ["EngineConfig", "unknown_option"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
@@ -74,13 +75,20 @@ def _dtype_name(value: Any) -> Any:
     return _DTYPE_ALIASES.get(name, name)
 
 
+def _path_text(value: Any) -> Any:
+    """The text of a path object; anything else stays, to be judged by the validator."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 @attrs.frozen(kw_only=True)
 class EngineConfig:
     """Settings of one engine."""
 
-    model: str = attrs.field(converter=str, validator=_text())
-    """Path of a checkpoint, or a hub id."""
-    tokenizer: str | None = attrs.field(default=None, validator=_text(optional=True))
+    model: str = attrs.field(converter=_path_text, validator=_text())
+    """Path of a checkpoint (a string or a path object), or a hub id."""
+    tokenizer: str | None = attrs.field(
+        default=None, converter=_path_text, validator=_text(optional=True)
+    )
     """Path or hub id of another checkpoint's tokeniser. None: the model's."""
     revision: str | None = attrs.field(default=None, validator=_text(optional=True))
     dtype: str = attrs.field(default="auto", converter=_dtype_name, validator=_one_of(DTYPES))
@@ -119,7 +127,9 @@ class EngineConfig:
     """Seeds the draws of requests that bring no seed of their own."""
     platform: str | None = attrs.field(default=None, validator=_text(optional=True))
     attention_backend: str | None = attrs.field(default=None, validator=_text(optional=True))
-    chat_template: str | None = attrs.field(default=None, validator=_text(optional=True))
+    chat_template: str | None = attrs.field(
+        default=None, converter=_path_text, validator=_text(optional=True)
+    )
     """Path or source of a template that replaces the model's, or the name of one of the model's."""
     strict_plugins: bool = attrs.field(default=False, validator=_boolean)
 
@@ -139,12 +149,18 @@ class EngineConfig:
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> EngineConfig:
         """Build from keyword options; an unknown name is refused with the nearest known one."""
-        import difflib
-
         known = [field.name for field in attrs.fields(cls)]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"unknown engine option {name!r}{hint}")
+                raise unknown_option(name)
         return cls(**options)
+
+
+def unknown_option(name: str) -> ConfigError:
+    """The error for a name that no setting has, with the nearest that one has."""
+    import difflib
+
+    known = [field.name for field in attrs.fields(EngineConfig)]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return ConfigError(f"unknown engine option {name!r}{hint}")

@@ -8,6 +8,7 @@ from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel
 from pegboard.errors import ResourceError
 from pegboard.kv.groups import block_bytes, blocks_for, form_groups, longest_request
+from pegboard.kv.sizing import size_cache
 
 __all__ = ["DeviceMemory", "check_fit", "request_bytes"]
 
@@ -41,9 +42,12 @@ def check_fit(model: ResolvedModel, config: EngineConfig, memory: DeviceMemory) 
     """Refuse a model that cannot fit.
 
     Weights are estimated from the checkpoint; the cache must hold one request of ``max_model_len``
-    tokens, or be as big as the settings ask. Raises `ResourceError` that names the shortfall and
-    what would fit.
+    tokens, or be as big as the settings ask (and then hold that request too). Raises
+    `ResourceError` that names the shortfall and what would fit.
     """
+    if _cache_given(config):  # too small a one would be found after loading only
+        groups = form_groups(model.facts.kv_slots, config.block_size)
+        size_cache(groups, config, 0, model.max_model_len)
     usable = memory.usable(config.gpu_memory_utilization)
     cache = _cache_bytes(model, config)
     needed = model.weight_bytes + cache
@@ -56,6 +60,10 @@ def check_fit(model: ResolvedModel, config: EngineConfig, memory: DeviceMemory) 
         f"available, "
         f"{_size(needed - usable)} too little. {_remedy(model, config, usable)}"
     )
+
+
+def _cache_given(config: EngineConfig) -> bool:
+    return config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is not None
 
 
 def _cache_bytes(model: ResolvedModel, config: EngineConfig) -> int:
@@ -83,7 +91,7 @@ def _remedy(model: ResolvedModel, config: EngineConfig, usable: int) -> str:
     hopeless = f"{lead} weights of a smaller type or model; no max_model_len would help."
     if room < 0:
         return hopeless
-    if config.num_gpu_blocks_override is not None or config.kv_cache_memory_bytes is not None:
+    if _cache_given(config):
         return f"{lead} a KV cache of at most {_size(room)}."
     longest = _longest(model, config, room)
     return f"{lead} max_model_len={longest}." if longest else hopeless

@@ -11,6 +11,7 @@ import attrs
 from pegboard.api.checkpoint import PLAIN_TYPES, Checkpoint, StoredTensor, TokenizerSpec
 from pegboard.api.kv import KVSlot, RecurrentSpec, StateMode
 from pegboard.api.model import ConfigInput, FamilyConfig, ModelFacts, ModelFamily
+from pegboard.config.bounds import check_layer_counts, check_sizes
 from pegboard.config.engine import DTYPES, EngineConfig
 from pegboard.config.generation import sampling_defaults, token_ids, united_ids
 from pegboard.config.sources import open_checkpoint
@@ -102,8 +103,10 @@ def _understand(
     if not tensors and config.load_format != "dummy":
         raise CheckpointError(_no_weights(checkpoint))
     family, architecture = _family(board, checkpoint)
+    check_layer_counts(checkpoint)
     family_config = _family_config(family, architecture, checkpoint)
     facts = family_config.facts
+    check_sizes(checkpoint, facts)
     quantised = _is_quantised(checkpoint)
     dtype = choose_dtype(config.dtype, facts.stored_dtype, quantised, supported)
     tokenizer, problem = _tokenizer(checkpoint)
@@ -169,10 +172,13 @@ def _family_config(family: ModelFamily, architecture: str, checkpoint: Checkpoin
 
 
 def _tokenizer(checkpoint: Checkpoint) -> tuple[TokenizerSpec | None, str]:
-    """The tokeniser, or why there is none: token ids can be given without it."""
+    """The tokeniser, or why there is none: token ids can be given without it.
+
+    One that is there and broken is a fault of the checkpoint.
+    """
     try:
         return checkpoint.tokenizer(), ""
-    except (CheckpointError, UnsupportedError) as error:
+    except UnsupportedError as error:
         return None, str(error)
 
 

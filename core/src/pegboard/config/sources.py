@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 from typing import TYPE_CHECKING
 
 from pegboard.api.checkpoint import Checkpoint, CheckpointSource, TokenizerSpec
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["find_checkpoint", "open_checkpoint", "open_tokenizer", "select_source"]
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 
 _FILE_ENDINGS = (".bin", ".ckpt", ".gguf", ".json", ".pt", ".pth", ".safetensors")
 """A name that ends like this means a file; no hub id does."""
@@ -38,9 +39,9 @@ _HUB_IGNORED = ("*/*.safetensors", "*/*.json", "consolidated*.safetensors", "ada
 """Other copies of the weights, in sub-folders or under another name."""
 
 
-def find_checkpoint(model: str, revision: str | None = None) -> str:
+def find_checkpoint(model: str, revision: str | None = None, *, field: str = "model") -> str:
     """The local path of a checkpoint: `model` itself if it exists, else the hub repository of that
-    name, fetched.
+    name, fetched. `field` is the setting that gave the name, for messages.
 
     The hub library's cache and its offline mode (``HF_HUB_OFFLINE=1``) are honoured. Raises
     `ConfigError` for a path that does not exist or a name that cannot be one, `CheckpointError` if
@@ -52,12 +53,18 @@ def find_checkpoint(model: str, revision: str | None = None) -> str:
             raise ConfigError(f"revision={revision!r} is not allowed: {model} is a local path")
         return path
     if _looks_like_path(model):
-        raise ConfigError(f"model={model!r}: there is no such file or directory")
+        raise ConfigError(f"{field}={_shown(model)}: there is no such file or directory")
     if not _HUB_ID.fullmatch(model) or ".." in model or "--" in model:
         raise ConfigError(
-            f"model={model!r} is not allowed: a path that exists, or a hub id 'owner/name'"
+            f"{field}={_shown(model)} is not allowed: a path that exists, or a hub id 'owner/name' "
+            "(each part at most 96 letters, digits, '.', '_' and '-')"
         )
-    return _fetch(model, revision)
+    return _fetch(model, revision, field)
+
+
+def _shown(name: str) -> str:
+    """A name for a message: whole, unless it is longer than any path that a person would give."""
+    return repr(name) if len(name) <= 1000 else f"{reprlib.repr(name)} ({len(name)} characters)"
 
 
 def _looks_like_path(model: str) -> bool:
@@ -65,7 +72,7 @@ def _looks_like_path(model: str) -> bool:
     return rooted or "\\" in model or model.count("/") > 1 or model.endswith(_FILE_ENDINGS)
 
 
-def _fetch(model: str, revision: str | None) -> str:
+def _fetch(model: str, revision: str | None, field: str = "model") -> str:
     """Bring the files of a hub repository into the hub library's cache."""
     import huggingface_hub  # slow to import, and needed for hub ids only
 
@@ -79,14 +86,14 @@ def _fetch(model: str, revision: str | None) -> str:
             )
         )
     except Exception as error:  # the library raises many kinds, among them those of its HTTP client
-        raise CheckpointError(_why_not_fetched(model, revision, error)) from error
+        raise CheckpointError(_why_not_fetched(f"{field} {model!r}", revision, error)) from error
 
 
-def _why_not_fetched(model: str, revision: str | None, error: Exception) -> str:
+def _why_not_fetched(name: str, revision: str | None, error: Exception) -> str:
     from huggingface_hub import constants, errors
 
-    what = f"model {model!r}" + (f" at revision {revision!r}" if revision else "")
-    lead = f"there is no local path {model!r}, and the hub does not give {what}"
+    what = "it" + (f" at revision {revision!r}" if revision else "")
+    lead = f"{name} is no local path, and the hub does not give {what}"
     detail = str(error).strip().split("\n", 1)[0]
     if isinstance(error, errors.GatedRepoError):
         return f"{lead}: access must be granted to your account first (log in, or set HF_TOKEN)"
@@ -130,6 +137,8 @@ def _probe(source: CheckpointSource, path: str) -> bool:
         return bool(source.probe.load()(path))
     except PegboardError:
         raise
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     except Exception as error:
         raise PluginError(
             f"the probe of checkpoint source {source.name!r} failed on {path}: "
@@ -150,17 +159,16 @@ def _no_source(board: Board, path: str, sources: list[CheckpointSource]) -> Pegb
 
 def _unreadable_directory(path: str, sources: list[CheckpointSource]) -> str:
     tried = ", ".join(repr(source.name) for source in sources)
-    names = sorted(name for name in os.listdir(path) if not name.startswith("."))
-    single = [name for name in names if name.endswith(".gguf")]
+    lead = f"{path}: no checkpoint source reads this directory (asked were {tried})"
+    single = sorted(name for name in os.listdir(path) if name.endswith(".gguf"))
     if single:
         return (
-            f"{path}: no checkpoint source reads this directory (asked were {tried}); it holds "
-            f"GGUF files, of which "
-            f"one must be given: {', '.join(os.path.join(path, name) for name in single[:5])}"
+            f"{lead}; it holds GGUF files, of which one must be given: "
+            f"{', '.join(os.path.join(path, name) for name in single[:5])}"
         )
-    there = ", ".join(names[:5]) or "nothing"
     return (
-        f"{path}: no checkpoint source reads this directory (asked were {tried}); it holds {there}"
+        f"{lead}: it holds neither config.json nor model.safetensors nor any other weights; "
+        "a model is a directory with these files, or a single file such as a .gguf"
     )
 
 
@@ -174,13 +182,16 @@ def open_checkpoint(board: Board, model: str, revision: str | None = None) -> Ch
 def open_tokenizer(board: Board, location: str, revision: str | None = None) -> TokenizerSpec:
     """The tokeniser of a path or hub id; a directory needs no model for it, only
     ``tokenizer.json``."""
-    path = find_checkpoint(location, revision)
+    path = find_checkpoint(location, revision, field="tokenizer")
     if os.path.isfile(os.path.join(path, "tokenizer.json")):
         from pegboard.text.hf_files import tokenizer_spec_from_dir
 
         return tokenizer_spec_from_dir(path)
-    checkpoint = open_checkpoint(board, path)
     try:
-        return checkpoint.tokenizer()
-    finally:
-        checkpoint.close()
+        checkpoint = open_checkpoint(board, path)
+        try:
+            return checkpoint.tokenizer()
+        finally:
+            checkpoint.close()
+    except PegboardError as error:  # else it would read as a fault of the model
+        raise type(error)(f"tokenizer={location!r}: {error}") from error

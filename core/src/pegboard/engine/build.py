@@ -16,6 +16,7 @@ from pegboard.config.sources import open_tokenizer
 from pegboard.engine.core import EngineCore
 from pegboard.engine.inputs import InputProcessor
 from pegboard.engine.llm_engine import LLMEngine
+from pegboard.engine.templates import TemplateBook, read_template
 from pegboard.hostmemory import release_free_memory
 from pegboard.kv.groups import form_groups
 from pegboard.kv.sizing import size_cache
@@ -43,6 +44,7 @@ class BuiltEngine:
     cache: KVCacheConfig
     tokenizer: Tokenizer | None
     engine: LLMEngine
+    templates: TemplateBook
 
 
 def build_engine(
@@ -57,9 +59,12 @@ def build_engine(
     `ConfigError`,
     `CheckpointError`, `UnsupportedError`, `MissingPluginError`, `SelectionError`, `ResourceError`.
     """
+    own_template = read_template(config.chat_template)
     board = board or load_plugins(strict=config.strict_plugins)
     model = resolve_model(board, config)
     tokenizer = load_tokenizer(board, config, model)
+    special = tokenizer.special_tokens if tokenizer is not None else {}
+    templates = TemplateBook(own_template, model.checkpoint.chat_templates, special)
     release_free_memory()  # before the weights come, so that they can have it
     executor = LOCAL_EXECUTOR.load()(board, config, model, progress=progress)
     core, cache = build_core(config, executor, model.max_model_len)
@@ -72,7 +77,8 @@ def build_engine(
         seeds=random.Random(config.seed),
         encoder_problem=model.tokenizer_problem,
     )
-    return BuiltEngine(config, board, model, cache, tokenizer, LLMEngine(core, inputs, tokenizer))
+    engine = LLMEngine(core, inputs, tokenizer)
+    return BuiltEngine(config, board, model, cache, tokenizer, engine, templates)
 
 
 def build_core(

@@ -6,9 +6,11 @@ reaches the engine.
 
 from __future__ import annotations
 
+import numbers
+import operator
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import attrs
@@ -21,8 +23,8 @@ from pegboard.errors import RequestError
 __all__ = ["InputProcessor", "Prompt", "TokenisedPrompt"]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": ids}`` with an optional
-``cache_salt``."""
+"""Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": ids}`` (one of the two) with an
+optional ``cache_salt``."""
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
@@ -60,10 +62,10 @@ class InputProcessor:
             return self._from_mapping(prompt)
         if isinstance(prompt, str):
             return self.checked(self._encode(prompt), text=prompt)
-        if isinstance(prompt, Iterable):
+        if _lists_ids(prompt):
             return self.checked(list(prompt))
         raise _bad_prompt(
-            f"a {type(prompt).__name__} is neither text, nor token ids, nor a mapping"
+            f"a {type(prompt).__name__} is neither text, nor a list of token ids, nor a mapping"
         )
 
     def checked(
@@ -74,8 +76,8 @@ class InputProcessor:
         if not ids:
             raise _bad_prompt("it is empty and the tokeniser adds no beginning-of-sequence token")
         for place, token in enumerate(ids):
-            if not isinstance(token, int) or isinstance(token, bool):
-                raise _bad_prompt(f"token {place} is {token!r}, not an integer")
+            if type(token) is not int:
+                token = ids[place] = _token_id(token, place)  # noqa: PLW2901
             if not 0 <= token < self.vocab_size:
                 raise _bad_prompt(f"token {place} is {token}, outside 0 to {self.vocab_size - 1}")
         if len(ids) > self.max_model_len:
@@ -107,7 +109,9 @@ class InputProcessor:
             priority=priority,
             cache_salt=prompt.cache_salt,
         )
-        return [first] + [self._child(first, request_id, number) for number in range(1, params.n)]
+        if params.n == 1:
+            return [first]
+        return [first, *self._children(first, request_id)]
 
     def check_params(self, params: Any) -> None:
         """Check what depends on the model: every token id lies in the vocabulary."""
@@ -134,10 +138,12 @@ class InputProcessor:
                 f"cache_salt={salt!r} must be a non-empty string", field="cache_salt"
             )
         text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if ids is not None and text is not None:
+            raise _bad_prompt("it has both 'prompt' and 'prompt_token_ids'; give one of them")
         if ids is not None:
-            if isinstance(ids, str) or not isinstance(ids, Iterable):
+            if not _lists_ids(ids):
                 raise _bad_prompt(f"prompt_token_ids is a {type(ids).__name__}, not a list of ids")
-            return self.checked(list(ids), text=text, salt=salt)
+            return self.checked(list(ids), salt=salt)
         if not isinstance(text, str):
             raise _bad_prompt(
                 "a mapping needs 'prompt' (text) or 'prompt_token_ids' (a list of ids)"
@@ -169,17 +175,33 @@ class InputProcessor:
         )
 
     @staticmethod
-    def _child(first: EngineRequest, request_id: str, number: int) -> EngineRequest:
+    def _children(first: EngineRequest, request_id: str) -> list[EngineRequest]:
         params = first.params
         if params.prompt_logprobs is not None:  # the first sequence reports them for all
             params = msgspec.structs.replace(params, prompt_logprobs=None)
-        return msgspec.structs.replace(
-            first,
-            request_id=f"{request_id}.{number}",
-            params=params,
-            parent=first.request_id,
-            child=number,
-        )
+        return [
+            msgspec.structs.replace(
+                first,
+                request_id=f"{request_id}.{number}",
+                params=params,
+                parent=first.request_id,
+                child=number,
+            )
+            for number in range(1, params.n)
+        ]
+
+
+def _lists_ids(value: object) -> bool:
+    """Whether `value` may be a list of token ids: bytes are no tokens, a set has no order."""
+    unfit = (str, bytes, bytearray, memoryview, Mapping, Set)
+    return isinstance(value, Iterable) and not isinstance(value, unfit)
+
+
+def _token_id(token: Any, place: int) -> int:
+    """An integer of another library as Python's."""
+    if isinstance(token, bool) or not isinstance(token, numbers.Integral):
+        raise _bad_prompt(f"token {place} is {token!r}, not an integer")
+    return operator.index(token)
 
 
 def _bad_prompt(reason: str) -> RequestError:

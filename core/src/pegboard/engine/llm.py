@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 import os
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,9 +14,9 @@ from pegboard.config.generation import sampling_defaults
 from pegboard.engine.build import build_engine
 from pegboard.engine.inputs import Prompt, TokenisedPrompt
 from pegboard.engine.outputs import RequestOutput
+from pegboard.engine.templates import template_variables
 from pegboard.errors import RequestError
 from pegboard.plugins import Board
-from pegboard.text.chat import ChatTemplate
 from pegboard.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
@@ -45,7 +47,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str,
+        model: str | os.PathLike[str],
         *,
         board: Board | None = None,
         progress: Callable[[int, int], Any] | None = None,
@@ -59,8 +61,7 @@ class LLM:
         self.board = built.board
         self.engine = built.engine
         self._tokenizer = built.tokenizer
-        self._own_template = _read_template(config.chat_template)
-        self._templates: dict[tuple[str | None, bool], ChatTemplate] = {}
+        self._templates = built.templates
         self._serial = 0
 
     def generate(
@@ -114,7 +115,7 @@ class LLM:
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "tools": tools,
-            **(chat_template_kwargs or {}),
+            **template_variables(chat_template_kwargs),
         }
         prompts = [
             self.apply_chat_template(item, chat_template, **options) for item in conversations
@@ -127,9 +128,10 @@ class LLM:
     ) -> TokenisedPrompt:
         """Render a conversation and tokenise it; special tokens are those that the template
         wrote."""
-        template = self._template(chat_template, with_tools=bool(options.get("tools")))
+        tokenizer = self.get_tokenizer()
+        template = self._templates.get(chat_template, with_tools=bool(options.get("tools")))
         text = template.render(messages, **options)
-        return self.engine.inputs.checked(self.get_tokenizer().encode_chat(text), text=text)
+        return self.engine.inputs.checked(tokenizer.encode_chat(text), text=text)
 
     def stream(
         self, prompt: Prompt | TokenisedPrompt, sampling_params: SamplingParams | None = None
@@ -138,6 +140,8 @@ class LLM:
 
         Raises `EngineDeadError` if the engine is closed meanwhile.
         """
+        if sampling_params is not None:
+            self.engine.inputs.check_params(sampling_params)
         params = self._params_for(sampling_params, 1)[0]
         request_id = self._next_id()
         self.engine.add_request(request_id, prompt, params)
@@ -225,17 +229,6 @@ class LLM:
             self.engine.inputs.check_params(item)
         return params  # type: ignore[return-value]
 
-    def _template(self, source: str | None, with_tools: bool) -> ChatTemplate:
-        key = (source or self._own_template, with_tools)
-        if key not in self._templates:  # compiling one takes milliseconds
-            self._templates[key] = ChatTemplate.choose(
-                key[0],
-                self.model.checkpoint.chat_templates,
-                with_tools=with_tools,
-                special_tokens=self.get_tokenizer().special_tokens,
-            )
-        return self._templates[key]
-
     def _next_id(self) -> str:
         self._serial += 1
         return str(self._serial - 1)
@@ -251,15 +244,29 @@ def _listed(prompts: Any) -> list[Prompt]:
             "list of these",
             field="prompts",
         )
-    if prompts and isinstance(prompts[0], int):
+    if isinstance(prompts, (bytes, bytearray, memoryview)):
+        return [prompts]  # one prompt, which is refused as what it is
+    if prompts and isinstance(prompts[0], numbers.Integral):
         return [prompts]
     return list(prompts)
 
 
 def _conversations(messages: Any) -> list[Conversation]:
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise RequestError("messages must be a non-empty list of messages", field="messages")
-    return [messages] if isinstance(messages[0], Mapping) else list(messages)
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
+        raise RequestError(
+            f"messages={reprlib.repr(messages)} is not allowed: a list of at least one message",
+            field="messages",
+        )
+    if isinstance(messages[0], Mapping):
+        return [messages]
+    for place, item in enumerate(messages):
+        if not isinstance(item, (list, tuple)):
+            raise RequestError(
+                f"messages[{place}]={reprlib.repr(item)} is not allowed: a mapping with 'role' and "
+                "'content', or a list of such mappings",
+                field="messages",
+            )
+    return list(messages)
 
 
 def _ranks(priority: Sequence[int] | None, count: int) -> list[int]:
@@ -270,17 +277,6 @@ def _ranks(priority: Sequence[int] | None, count: int) -> list[int]:
             f"priority has {len(priority)} entries for {count} prompts", field="priority"
         )
     return list(priority)
-
-
-def _read_template(given: str | None) -> str | None:
-    """The operator's template: the content of a file if there is one of that name, else `given`.
-
-    Templates that come with a request are never looked up in the file system.
-    """
-    if given is None or "\n" in given or not os.path.isfile(given):
-        return given
-    with open(given, encoding="utf-8") as file:
-        return file.read()
 
 
 def _progress_bar(total: int, shown: bool) -> Any:

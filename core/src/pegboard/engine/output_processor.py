@@ -14,6 +14,7 @@ from pegboard.engine.inputs import TokenisedPrompt
 from pegboard.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from pegboard.text.logprobs import LogprobDecoder
 from pegboard.text.output import TextStream
+from pegboard.text.stops import StopSet
 from pegboard.text.tokenizer import Tokenizer
 
 __all__ = ["OutputProcessor"]
@@ -36,6 +37,8 @@ class _Request:
     params: SamplingParams
     sequences: dict[str, _Sequence]
     """By the id of the engine's request."""
+    unfinished: int
+    """How many of the sequences have not ended."""
 
 
 class OutputProcessor:
@@ -55,7 +58,8 @@ class OutputProcessor:
         requests: Sequence[EngineRequest],
     ) -> None:
         """Begin to follow a request and its sequences."""
-        sequences = {item.request_id: self._sequence(item) for item in requests}
+        stops = StopSet(params.stop_strings)
+        sequences = {item.request_id: self._sequence(item, stops) for item in requests}
         output = RequestOutput(
             request_id=request_id,
             prompt=prompt.text,
@@ -65,7 +69,7 @@ class OutputProcessor:
             finished=False,
             metrics=RequestMetrics(arrival_time=requests[0].arrival),
         )
-        self._requests[request_id] = _Request(output, params, sequences)
+        self._requests[request_id] = _Request(output, params, sequences, len(sequences))
         self._owner.update(dict.fromkeys(sequences, request_id))
 
     def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[RequestOutput], list[str]]:
@@ -81,9 +85,13 @@ class OutputProcessor:
             if request_id is None:
                 continue  # ended here already, by a stop string or an abort
             request = self._requests[request_id]
+            if request.sequences[item.request_id].completion.finished:
+                continue
             if self._take(request, item):
                 stopped.append(item.request_id)
-            self._close_finished(request_id, request)
+            request.unfinished -= request.sequences[item.request_id].completion.finished
+            if not request.unfinished:
+                self._close(request_id, request)
             changed[request_id] = request.output
         return list(changed.values()), stopped
 
@@ -104,7 +112,7 @@ class OutputProcessor:
         """Ids of the requests that have not ended."""
         return list(self._requests)
 
-    def _sequence(self, item: EngineRequest) -> _Sequence:
+    def _sequence(self, item: EngineRequest, stops: StopSet) -> _Sequence:
         params = item.params
         completion = CompletionOutput(index=item.child)
         if params.logprobs is not None:
@@ -112,7 +120,7 @@ class OutputProcessor:
             completion.cumulative_logprob = 0.0
         stream = None
         if self._tokenizer is not None and params.detokenize:
-            stream = TextStream(self._tokenizer, params, prompt_ids=item.prompt_ids)
+            stream = TextStream(self._tokenizer, params, prompt_ids=item.prompt_ids, stops=stops)
         return _Sequence(completion, stream, params.include_stop_str_in_output)
 
     def _take(self, request: _Request, item: EngineOutput) -> bool:
@@ -177,10 +185,9 @@ class OutputProcessor:
         items = list(zip(entry.ids, entry.logprobs, ranks, strict=True))
         return {token: Logprob(value, rank) for token, value, rank in reversed(items)}
 
-    def _close_finished(self, request_id: str, request: _Request) -> None:
-        if all(sequence.completion.finished for sequence in request.sequences.values()):
-            request.output.finished = True
-            request.output.metrics.finished_time = time.time()
-            del self._requests[request_id]
-            for item in request.sequences:
-                self._owner.pop(item, None)
+    def _close(self, request_id: str, request: _Request) -> None:
+        request.output.finished = True
+        request.output.metrics.finished_time = time.time()
+        del self._requests[request_id]
+        for item in request.sequences:
+            self._owner.pop(item, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import reprlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -45,7 +46,7 @@ class ConfigReader:
 
     def bad(self, key: str, value: object, allowed: str) -> ConfigError:
         """The error that says `key` has a value that is not allowed."""
-        return ConfigError(f"{self._source}: {key}={value!r} is not allowed: {allowed}")
+        return ConfigError(f"{self._source}: {key}={reprlib.repr(value)} is not allowed: {allowed}")
 
     def _required(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
@@ -105,7 +106,9 @@ class ConfigReader:
         for key, values in neutral.items():
             value = self.get(key)
             if value is not None and not any(_same(value, allowed) for allowed in values):
-                raise UnsupportedError(f"{self._source}: {key}={value!r} is not supported yet")
+                raise UnsupportedError(
+                    f"{self._source}: {key}={reprlib.repr(value)} is not supported yet"
+                )
 
     def finish(self, harmless: Collection[str], prefixes: tuple[str, ...] = ()) -> tuple[str, ...]:
         """Warn of keys that were neither read nor listed as harmless; gives their names."""

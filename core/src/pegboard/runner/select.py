@@ -21,7 +21,7 @@ _Ranked = TypeVar("_Ranked", Platform, AttentionBackend)
 
 
 def choose_platform(platforms: Iterable[Platform], wanted: str | None = None) -> Platform:
-    """The usable platform of highest priority; with `wanted` (``--platform``) that one or none.
+    """The usable platform of highest priority; with `wanted` (``platform=``) that one or none.
 
     Raises `SelectionError` if none is usable, or if several of the same highest priority are.
     """
@@ -39,9 +39,9 @@ def choose_platform(platforms: Iterable[Platform], wanted: str | None = None) ->
     if best:
         names = " and ".join(platform.name for platform in best)
         raise SelectionError(
-            f"platforms {names} are equally good; choose one with --platform. Candidates: {lines}"
+            f"platforms {names} are equally good; set platform to one of them. Candidates: {lines}"
         )
-    asked = f"platform {wanted!r} is not usable" if wanted else "no platform is usable"
+    asked = f"platform={wanted!r} is not usable" if wanted else "no platform is usable"
     raise SelectionError(f"{asked}. Candidates: {lines or 'none'}")
 
 
@@ -63,7 +63,7 @@ class BackendWish:
     """Compute dtype by torch name."""
     features: frozenset[str] = frozenset()
     name: str | None = None
-    """``--attention-backend``: this one or none."""
+    """``attention_backend=``: this one or none."""
 
 
 def choose_backend(
@@ -86,7 +86,7 @@ def choose_backend(
         names = " and ".join(backend.name for backend in best)
         raise SelectionError(
             f"attention backends {names} are equally good for {where}; "
-            f"choose one with --attention-backend. Candidates: {lines}"
+            f"set attention_backend to one of them. Candidates: {lines}"
         )
     raise SelectionError(f"no attention backend serves {where}. Candidates: {lines or 'none'}")
 
@@ -134,7 +134,7 @@ def _reasons(backend: AttentionBackend, group: KVGroup, wish: BackendWish) -> li
     if missing:
         against.append(f"lacks {', '.join(missing)}")
     if wish.name is not None and backend.name != wish.name:
-        against.append(f"--attention-backend asks for {wish.name}")
+        against.append(f"attention_backend={wish.name!r} asks for another")
     return against
 
 

@@ -76,7 +76,7 @@ def open_device(board: Board, config: EngineConfig, resolved: ResolvedModel) -> 
 def _platform(board: Board, config: EngineConfig) -> Platform:
     wanted = config.platform
     if wanted is not None:
-        board.require("platform", wanted, wanted_by=f"--platform {wanted}")
+        board.require("platform", wanted, wanted_by=f"platform={wanted!r}")
     return choose_platform(board.require_any("platform", wanted_by="the engine"), wanted)
 
 
@@ -125,7 +125,7 @@ class _Kernels:
     def _backends(self) -> Iterable[AttentionBackend]:
         name = self.config.attention_backend
         if name is not None:
-            self.board.require("attention", name, wanted_by=f"--attention-backend {name}")
+            self.board.require("attention", name, wanted_by=f"attention_backend={name!r}")
         return self.board.require_any("attention", wanted_by=self.model.path)
 
     def _mixers(self) -> Iterable[AttentionBackend]:

@@ -13,16 +13,13 @@ import attrs
 import numpy as np
 import torch
 
-from pegboard.api.params import SamplingParams
+from pegboard.api.params import BIAS_LIMIT, SamplingParams
 from pegboard.api.step import NewRow
 from pegboard.sampling.penalties import PenaltyTable
 from pegboard.sampling.random import device_uniforms, uniforms
 from pegboard.sampling.rows import Entries, Ints, LogprobRows, RandomRows, SamplingRows
 
-__all__ = ["BIAS_LIMIT", "SamplingState"]
-
-BIAS_LIMIT = 100.0
-"""Values of `logit_bias` are clamped to plus or minus this."""
+__all__ = ["SamplingState"]
 
 _COLUMNS = {
     "temperature": np.float64,
@@ -126,8 +123,8 @@ class SamplingState:
     def _floats(self, values: Sequence[float]) -> torch.Tensor | None:
         if not values:
             return None
-        clamped = np.clip(np.asarray(values, dtype=np.float32), -BIAS_LIMIT, BIAS_LIMIT)
-        return torch.from_numpy(clamped).to(self._device)
+        clamped = np.clip(np.asarray(values, dtype=np.float64), -BIAS_LIMIT, BIAS_LIMIT)
+        return torch.from_numpy(clamped.astype(np.float32)).to(self._device)
 
     def _random_rows(self, slots: Ints, positions: Ints, chosen: Ints) -> RandomRows | None:
         if not len(chosen):

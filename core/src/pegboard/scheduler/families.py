@@ -28,7 +28,7 @@ class Families:
 
     def __init__(self, kv: KVManager) -> None:
         self._kv = kv
-        self._parked: dict[Request, list[Request]] = {}
+        self._parked: dict[Request, dict[Request, None]] = {}  # in order; removal is constant
         self._forked: dict[Request, Fork] = {}  # oldest first
 
     def join(self, child: Request, parent: Request) -> bool:
@@ -41,12 +41,12 @@ class Families:
             self._give_fork(child, leader)
             return True
         child.park(leader)
-        self._parked.setdefault(leader, []).append(child)
+        self._parked.setdefault(leader, {})[child] = None
         return False
 
     def prompt_done(self, leader: Request) -> list[Request]:
         """The leader's prompt is computed: its children get references and may be queued."""
-        children = self._parked.pop(leader, [])
+        children = list(self._parked.pop(leader, ()))
         for child in children:
             self._give_fork(child, leader)
         return children
@@ -55,10 +55,10 @@ class Families:
         """A request ends. Returns the child to be queued if one must take the lead."""
         self.release(request)
         if request.leader is not None:
-            self._parked[request.leader].remove(request)
+            del self._parked[request.leader][request]
             if not self._parked[request.leader]:
                 del self._parked[request.leader]
-        children = self._parked.pop(request, [])
+        children = self._parked.pop(request, None)
         if not children:
             return None
         leader, *others = children
@@ -66,7 +66,7 @@ class Families:
         for child in others:
             child.park(leader)
         if others:
-            self._parked[leader] = others
+            self._parked[leader] = dict.fromkeys(others)
         return leader
 
     def adopt(self, child: Request) -> Fork:

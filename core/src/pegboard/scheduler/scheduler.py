@@ -66,7 +66,8 @@ class TokenBudgetScheduler:
         """End the live ones among `ids`."""
         live = self._books.requests
         ended = [live[name] for name in dict.fromkeys(ids) if name in live]
-        for request in ended:
+        # Children before the parent that they wait for, else each would become the next one's.
+        for request in reversed(ended):
             self._books.end(request)
         return ended
 

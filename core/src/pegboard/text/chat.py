@@ -105,6 +105,8 @@ class ChatTemplate:
         conversation, and `ConfigError` if the template does something that the sandbox does not
         allow.
         """
+        _check_flag("add_generation_prompt", add_generation_prompt)
+        _check_flag("continue_final_message", continue_final_message)
         if add_generation_prompt and continue_final_message:
             raise RequestError(
                 "add_generation_prompt and continue_final_message cannot both be true: "
@@ -178,6 +180,11 @@ def _usual_name(named: Mapping[str, str], with_tools: bool) -> str:
         f"this model has no default chat template: give chat_template, one of {_list(named)}",
         field="chat_template",
     )
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise RequestError(f"{name}={value!r} is not allowed: True or False", field=name)
 
 
 def _list(names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from pegboard.api.checkpoint import TokenizerSpec
-from pegboard.errors import CheckpointError
+from pegboard.errors import CheckpointError, UnsupportedError
 
 __all__ = ["chat_templates_from_dir", "tokenizer_spec_from_dir"]
 
@@ -68,13 +68,13 @@ def tokenizer_spec_from_dir(path: str | Path) -> TokenizerSpec:
     `special_tokens_map.json`.
 
     Tokens that only `added_tokens_decoder` of the configuration has are added. Raises
-    `CheckpointError` naming the file if `tokenizer.json` is absent or anything is malformed or
-    contradicts itself.
+    `UnsupportedError` if there is no `tokenizer.json`, `CheckpointError` naming the file if
+    anything is malformed or contradicts itself.
     """
     folder = Path(path)
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise CheckpointError(_absent(folder))
+        raise UnsupportedError(_absent(folder))
     config = _read_json_object(folder / _CONFIG)
     text = _with_added_tokens(_read_text(file), config, file)
     ids = _decode_file(text, file).ids()

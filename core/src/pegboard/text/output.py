@@ -9,7 +9,7 @@ import msgspec
 
 from pegboard.api.params import SamplingParams
 from pegboard.text.detokenizer import IncrementalDetokenizer
-from pegboard.text.stops import StopMatch, StopMatcher
+from pegboard.text.stops import StopMatch, StopMatcher, StopSet
 from pegboard.text.tokenizer import Tokenizer
 
 __all__ = ["TextDelta", "TextStream"]
@@ -41,11 +41,17 @@ class TextStream:
 
     A stop string counts if the token that completes it comes after the first `min_tokens` ones.
     Call `push` as tokens arrive and `finish` once when the sequence ended otherwise; after a stop
-    both give nothing.
+    both give nothing. `stops` is the set of ``params.stop_strings``, where it was made already (for
+    another sequence of the request). The work is linear in the text, however long a stop string is.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, *, prompt_ids: Iterable[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        *,
+        prompt_ids: Iterable[int] = (),
+        stops: StopSet | None = None,
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
@@ -53,13 +59,14 @@ class TextStream:
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
-        self._matcher = StopMatcher(params.stop_strings)
+        self._matcher = StopMatcher(stops or StopSet(params.stop_strings))
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._tokens = 0
-        self._held = ""
-        self._shown = 0
-        """Characters shown; the offset of `_held` in the text."""
+        self._shown = self._read = 0
+        """Characters shown, and characters that there are."""
+        self._held: deque[str] = deque()
+        """What is not shown, in the pieces it came in."""
         self._ends: deque[int] = deque()
         """Of each token that is not released: the offset in the text where its own text ends."""
         self._stopped = False
@@ -85,39 +92,37 @@ class TextStream:
         """The sequence ended: return all that is held back, which may still complete a stop."""
         if self._stopped:
             return TextDelta("", 0, 0)
-        match = self._read(self._detokenizer.finish())
+        match = self._scan(self._detokenizer.finish())
         if match is not None:
             return self._stop(match, 0)
-        self._stopped = True
-        delta = TextDelta(self._held, len(self._ends), 0)
-        self._held = ""
-        self._ends.clear()
-        return delta
+        return self._end(TextDelta("".join(self._held), len(self._ends), 0))
 
     def _take(self, token_id: int) -> StopMatch | None:
         self._tokens += 1
-        match = self._read(self._detokenizer.push((token_id,)))
-        self._ends.append(self._shown + len(self._held))
+        match = self._scan(self._detokenizer.push((token_id,)))
+        self._ends.append(self._read)
         return match
 
-    def _read(self, text: str) -> StopMatch | None:
-        self._held += text
+    def _scan(self, text: str) -> StopMatch | None:
+        self._held.append(text)
+        self._read += len(text)
         return self._matcher.scan(text, armed=self._tokens > self._min_tokens)
 
     def _release(self, safe: int, consumed: int) -> TextDelta:
         """Show the tokens that end at or before the offset `safe`."""
-        count, upto = 0, self._shown
+        pieces = []
         while self._ends and self._ends[0] <= safe:
-            upto = self._ends.popleft()
-            count += 1
-        size = upto - self._shown
-        text, self._held, self._shown = self._held[:size], self._held[size:], upto
-        return TextDelta(text, count, consumed)
+            self._shown = self._ends.popleft()
+            pieces.append(self._held.popleft())
+        return TextDelta("".join(pieces), len(pieces), consumed)
 
     def _stop(self, match: StopMatch, consumed: int) -> TextDelta:
-        self._stopped = True
         end = match.end if self._include_stop else match.start
-        delta = TextDelta(self._held[: end - self._shown], len(self._ends), consumed, match.stop)
-        self._held = ""
+        text = "".join(self._held)[: end - self._shown]
+        return self._end(TextDelta(text, len(self._ends), consumed, match.stop))
+
+    def _end(self, delta: TextDelta) -> TextDelta:
+        self._stopped = True
+        self._held.clear()
         self._ends.clear()
         return delta

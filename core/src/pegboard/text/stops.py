@@ -9,7 +9,7 @@ import attrs
 
 from pegboard.errors import RequestError
 
-__all__ = ["StopMatch", "StopMatcher"]
+__all__ = ["StopMatch", "StopMatcher", "StopSet"]
 
 
 @attrs.frozen
@@ -35,6 +35,24 @@ class _Node:
     """The longest stop string that ends here."""
 
 
+class StopSet:
+    """Stop strings made ready once, for all matchers of a request's sequences.
+
+    Work and memory are linear in the characters of the strings. Raises `RequestError` for an empty
+    stop string, which would end every text at once.
+    """
+
+    __slots__ = ("_root",)
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._root = _automaton(tuple(stops))
+
+    @property
+    def root(self) -> _Node:
+        """Where matching begins; nothing in it changes any more."""
+        return self._root
+
+
 class StopMatcher:
     """Reads a text character by character and finds the first stop string, however the text is cut
     into pieces.
@@ -42,14 +60,12 @@ class StopMatcher:
     The match that *ends* first counts; of those that end together, the longest, so that no
     character of a stop is shown. `safe` says how much of the text can be shown: all but the longest
     ending that may yet become a stop. The work is constant per character (Aho and Corasick 1975).
-
-    Raises `RequestError` for an empty stop string, which would end every text at once.
     """
 
     __slots__ = ("_node", "_read", "_root")
 
-    def __init__(self, stops: Iterable[str]) -> None:
-        self._root = _automaton(tuple(stops))
+    def __init__(self, stops: Iterable[str] | StopSet) -> None:
+        self._root = (stops if isinstance(stops, StopSet) else StopSet(stops)).root
         self._node = self._root
         self._read = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,9 @@ def quantization_config(raw: Mapping[str, Any], path: str) -> Mapping[str, Any]:
     if keys is None:
         return {}
     if not isinstance(keys, Mapping) or not isinstance(keys.get("quant_method"), str):
-        raise CheckpointError(f"{path}: quantization_config={keys!r} does not name a quant_method")
+        raise CheckpointError(
+            f"{path}: quantization_config={reprlib.repr(keys)} does not name a quant_method"
+        )
     return keys
 
 

@@ -9,6 +9,7 @@ resident memory is what the caller keeps. No torch here until a tensor is read.
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ class SafetensorsCheckpoint:
     kind: str = "hf"
 
     def tokenizer(self) -> TokenizerSpec:
-        """From ``tokenizer.json`` and its neighbours; raises `CheckpointError` if there is none."""
+        """From ``tokenizer.json`` and its neighbours; `UnsupportedError` if there is none."""
         return tokenizer_spec_from_dir(self.path)
 
     def close(self) -> None:
@@ -85,7 +86,15 @@ def open_directory(path: str) -> SafetensorsCheckpoint:
 
     Raises `CheckpointError` naming the file and, where there is one, the tensor or key.
     """
-    place = Path(path)
+    try:
+        return _open(Path(path))
+    except OSError as error:  # a folder that may not be listed, a file that may not be looked at
+        raise CheckpointError(
+            f"{error.filename or path}: cannot be read: {error.strerror or error}"
+        ) from error
+
+
+def _open(place: Path) -> SafetensorsCheckpoint:
     if not place.is_dir():
         raise CheckpointError(_not_a_directory(place))
     if not _has_weights(place):
@@ -125,7 +134,8 @@ def _architectures(config: Mapping[str, Any], file: Path) -> tuple[str, ...]:
     good = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
     if not good:
         raise CheckpointError(
-            f"{file}: architectures={names!r}; a list with the name of at least one is needed"
+            f"{file}: architectures={reprlib.repr(names)}; a list with the name of at least one is "
+            "needed"
         )
     assert isinstance(names, list)
     return tuple(names)

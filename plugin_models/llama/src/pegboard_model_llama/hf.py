@@ -108,9 +108,9 @@ def _single_rope(read: ConfigReader, raw: Any) -> RopeConfig:
     """The rope settings, which must be the same for all layer types that occur."""
     kinds = read.get("layer_types", ["full_attention"])
     allowed = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or not set(kinds) <= set(allowed):
+    if not isinstance(kinds, list) or not all(kind in allowed for kind in kinds):
         raise read.bad("layer_types", kinds, "a list of " + " and ".join(allowed))
-    ropes = {read_rope(raw, layer_type=kind) for kind in kinds}
+    ropes = {read_rope(raw, layer_type=kind) for kind in dict.fromkeys(kinds)}
     if any(rope.partial != 1 for rope in ropes):
         raise UnsupportedError("config.json: partial_rotary_factor other than 1 is not supported")
     if len(ropes) != 1:

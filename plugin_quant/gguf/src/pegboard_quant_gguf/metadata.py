@@ -15,7 +15,7 @@ import attrs
 from pegboard.errors import CheckpointError
 from pegboard_quant_gguf.binary import Cursor, RegularFile
 
-__all__ = ["Metadata", "read_metadata"]
+__all__ = ["Metadata", "check_count", "read_metadata"]
 
 KEY_LIMIT = 65535
 """Longest key in bytes, from the specification."""
@@ -118,14 +118,23 @@ class Metadata(Mapping[str, Any]):
         return tuple(_decode_array(self._file, key, ref))
 
 
+def check_count(cursor: Cursor, count: int, what: str, most: int, least_bytes: int) -> None:
+    """Raise `CheckpointError` if the file claims more of `what` than are allowed, or than fit into
+    what follows, at `least_bytes` bytes for each."""
+    path = cursor.file.path
+    if count > most:
+        raise CheckpointError(f"{path}: claims {count} {what}; at most {most} are allowed")
+    if count * least_bytes > cursor.left:
+        raise CheckpointError(
+            f"{path}: claims {count} {what}, which take at least {count * least_bytes} bytes, but "
+            f"only {cursor.left} bytes follow: the file is cut short or damaged"
+        )
+
+
 def read_metadata(cursor: Cursor, count: int) -> Metadata:
     """Read `count` pairs at the cursor. Raises `CheckpointError` naming the key for every fault."""
     path = cursor.file.path
-    if count > MAX_PAIRS or count * _SMALLEST_PAIR > cursor.left:
-        raise CheckpointError(
-            f"{path}: claims {count} metadata pairs; the file cannot hold them (at most "
-            f"{MAX_PAIRS})"
-        )
+    check_count(cursor, count, "metadata pairs", MAX_PAIRS, _SMALLEST_PAIR)
     values: dict[str, Any] = {}
     for index in range(count):
         key = cursor.string(f"metadata key number {index}", KEY_LIMIT)

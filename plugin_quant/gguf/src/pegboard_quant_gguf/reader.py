@@ -24,7 +24,7 @@ import attrs
 
 from pegboard.errors import CheckpointError
 from pegboard_quant_gguf.binary import Cursor, RegularFile
-from pegboard_quant_gguf.metadata import Metadata, read_metadata
+from pegboard_quant_gguf.metadata import Metadata, check_count, read_metadata
 from pegboard_quant_gguf.types import REMOVED_TYPES, TYPES, GgufType
 
 if TYPE_CHECKING:
@@ -170,11 +170,7 @@ def _read_head(cursor: Cursor) -> tuple[int, int, int]:
         raise CheckpointError(f"{path}: has GGUF version {version}; versions 2 and 3 are supported")
     tensor_count = cursor.u64("the tensor count")
     pair_count = cursor.u64("the metadata count")
-    if tensor_count > MAX_TENSORS or tensor_count * _SMALLEST_INFO > cursor.left:
-        raise CheckpointError(
-            f"{path}: claims {tensor_count} tensors; the file cannot hold them (at most "
-            f"{MAX_TENSORS})"
-        )
+    check_count(cursor, tensor_count, "tensors", MAX_TENSORS, _SMALLEST_INFO)
     return version, tensor_count, pair_count
 
 

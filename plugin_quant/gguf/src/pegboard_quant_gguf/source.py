@@ -154,7 +154,7 @@ class GgufCheckpoint:
         return MappingProxyType({name: value for name, value in found.items() if value is not None})
 
     def tokenizer(self) -> TokenizerSpec:
-        """The embedded tokeniser. Raises `CheckpointError` if there is none or its kind is not
+        """The embedded tokeniser. Raises `UnsupportedError` if there is none or its kind is not
         supported."""
         return tokenizer_spec(self.files.metadata, self.path)
 

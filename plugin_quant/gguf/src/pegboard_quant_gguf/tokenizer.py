@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from pegboard.api.checkpoint import TokenizerSpec
-from pegboard.errors import CheckpointError
+from pegboard.errors import CheckpointError, UnsupportedError
 from pegboard_quant_gguf.metadata import Metadata
 from pegboard_quant_gguf.pretokenizers import PRETOKENIZERS, Pretokenizer
 from pegboard_quant_gguf.sentencepiece import SPACE, Pieces, serialised_parts
@@ -60,9 +60,9 @@ class _Vocabulary:
 def tokenizer_spec(metadata: Metadata, source: str) -> TokenizerSpec:
     """Build the specification from a file's metadata; `source` is the file, for errors.
 
-    Raises `CheckpointError` if there is no tokeniser, it is of a kind that is not supported, or its
-    keys contradict each other. BOS, padding and ``add_bos`` are None where the file does not say;
-    nothing is defaulted.
+    Raises `UnsupportedError` if there is no tokeniser or it is of a kind that is not supported,
+    `CheckpointError` if its keys are malformed or contradict each other. BOS, padding and
+    ``add_bos`` are None where the file does not say; nothing is defaulted.
     """
     return _Reader(metadata, source).spec()
 
@@ -98,15 +98,18 @@ class _Reader:
     def _fault(self, text: str) -> CheckpointError:
         return CheckpointError(f"{self.source}: {text}")
 
+    def _unusable(self, text: str) -> UnsupportedError:
+        return UnsupportedError(f"{self.source}: {text}")
+
     def _serialiser(self) -> Callable[[_Vocabulary], dict[str, Any]]:
         model = self.metadata.typed(_KEY + "model", str)
         if model is None:
-            raise self._fault(f"holds no tokeniser (key '{_KEY}model' is missing)")
+            raise self._unusable(f"holds no tokeniser (key '{_KEY}model' is missing)")
         if model == "gpt2":
             return partial(self._byte_level, self._pretokenizer())
         if model == "llama":
             return self._sentence_piece
-        raise self._fault(
+        raise self._unusable(
             f"its tokeniser is of kind {model!r}, which is not supported; supported: 'gpt2', "
             "'llama'"
         )
@@ -115,13 +118,13 @@ class _Reader:
         supported = ", ".join(repr(name) for name in PRETOKENIZERS)
         pre = self.metadata.typed(_KEY + "pre", str)
         if pre is None:
-            raise self._fault(
+            raise self._unusable(
                 f"key '{_KEY}pre' is missing, so how the tokeniser cuts words is unknown; write "
                 "the key with its "
                 f"right value (supported: {supported}) or give the tokeniser of the original model"
             )
         if pre not in PRETOKENIZERS:
-            raise self._fault(
+            raise self._unusable(
                 f"key '{_KEY}pre' is {pre!r}, which is not supported; supported: {supported}"
             )
         return PRETOKENIZERS[pre]
