@@ -41,6 +41,10 @@ def latency(
     attention_backend: Annotated[
         str | None, typer.Option(help="Default: the best one that serves the model.")
     ] = None,
+    kv_events_config: Annotated[
+        str | None,
+        typer.Option(help="JSON: whether and where events of the prefix cache are published."),
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="Engine settings, name=value.")
     ] = None,
@@ -61,6 +65,7 @@ def latency(
         "dtype": dtype,
         "platform": platform,
         "attention_backend": attention_backend,
+        "kv_events_config": kv_events_config,
         "max_model_len": input_len + output_len,
         "max_num_seqs": max(batch_size, 8),
         **engine_options(option or []),

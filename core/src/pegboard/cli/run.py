@@ -46,6 +46,10 @@ def run(
     attention_backend: Annotated[
         str | None, typer.Option(help="Default: the best one that serves the model.")
     ] = None,
+    kv_events_config: Annotated[
+        str | None,
+        typer.Option(help="JSON: whether and where events of the prefix cache are published."),
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="Further engine settings, name=value."),
@@ -62,6 +66,7 @@ def run(
         "max_model_len": max_model_len,
         "platform": platform,
         "attention_backend": attention_backend,
+        "kv_events_config": kv_events_config,
         **engine_options(option or []),
     }
     text = sys.stdin.read() if prompt == "-" else prompt

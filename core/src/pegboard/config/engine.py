@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from pegboard.config.kv_events import KVEventsConfig
 from pegboard.errors import ConfigError
 
 __all__ = ["EngineConfig"]
@@ -109,6 +110,10 @@ class EngineConfig:
     gpu_memory_utilization: float = attrs.field(default=0.9, validator=_fraction)
     """Share of the device's memory that weights, activations and cache may take together."""
     enable_prefix_caching: bool = attrs.field(default=True, validator=_boolean)
+    kv_events_config: KVEventsConfig | None = attrs.field(
+        default=None, converter=KVEventsConfig.parse
+    )
+    """Who is told what the prefix cache holds: a mapping, or its JSON."""
     watermark: float = attrs.field(default=0.01)
     """Share of the blocks kept free when a waiting request is admitted."""
     seed: int = attrs.field(default=0, validator=_integer(0))
@@ -131,6 +136,17 @@ class EngineConfig:
                 self.max_num_batched_tokens,
                 f"at least max_num_seqs ({self.max_num_seqs}), so that every request advances",
             )
+        if self.wants_kv_events and not self.enable_prefix_caching:
+            raise _reject(
+                "enable_prefix_caching",
+                self.enable_prefix_caching,
+                "True while kv_events_config enables events, for they tell what the cache holds",
+            )
+
+    @property
+    def wants_kv_events(self) -> bool:
+        """Somebody is told what the prefix cache holds."""
+        return self.kv_events_config is not None and self.kv_events_config.active
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> EngineConfig:
