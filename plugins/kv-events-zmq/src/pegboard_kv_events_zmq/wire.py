@@ -1,18 +1,12 @@
 """The payload: msgpack in the schema that routers and indexers of the field read.
 
-A batch is the array ``[timestamp, events, rank]``. An event is a map whose first key, ``type``, is
-its name; the others stand in the order below, and those marked ? only if they have a value::
+A batch is the array ``[timestamp, events, rank]``, an event a map: first ``type``, then the fields
+of the classes below in their order, those with a default only if they have another value. This is
+the schema of vLLM 0.33 (``vllm/distributed/kv_events.py``), its unused fields included: they are
+not sent, but their number decides how msgspec writes the head of the map.
 
-    BlockStored       block_hashes, parent_block_hash, token_ids, block_size, lora_id, medium,
-                      lora_name, extra_keys?, group_idx?, kv_cache_spec_kind?,
-                      kv_cache_spec_sliding_window?
-    BlockRemoved      block_hashes, medium, group_idx?
-    AllBlocksCleared
-
-This is the schema of vLLM 0.33 (``vllm/distributed/kv_events.py``). Its further optional keys have
-no counterpart here and are left out, as they are there when unset. ``lora_id`` is always null: an
-adapter has a name only. A hash is an unsigned integer, the last 64 bits of the digest read as
-big-endian, or the whole digest as bytes.
+A hash is an unsigned integer, the last 64 bits of the digest read as big-endian, or the whole
+digest as bytes. ``lora_id`` is always null: an adapter has a name only.
 """
 
 from __future__ import annotations
@@ -52,6 +46,45 @@ def int_hash(digest: bytes) -> int:
     return int.from_bytes(digest[-8:], "big")
 
 
+class WireEvent(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
+    """What is common to events: ``type`` is the name of the class."""
+
+
+class WireStored(WireEvent, tag="BlockStored"):
+    """`pegboard.api.events.BlockStored` as it is sent."""
+
+    block_hashes: list[int | bytes]
+    parent_block_hash: int | bytes | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[list[Any] | None] | None = None
+    """Per hash: the adapter, ``[digest in hexadecimal, offset]`` of media, the salt."""
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+    lookahead_token_ids: list[list[int]] | None = None
+
+
+class WireRemoved(WireEvent, tag="BlockRemoved"):
+    """`pegboard.api.events.BlockRemoved` as it is sent."""
+
+    block_hashes: list[int | bytes]
+    medium: str | None
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+
+
+class WireCleared(WireEvent, tag="AllBlocksCleared"):
+    """`pegboard.api.events.AllBlocksCleared` as it is sent."""
+
+
 class BatchEncoder:
     """Encodes batches of one engine."""
 
@@ -65,41 +98,32 @@ class BatchEncoder:
         events = [self._event(event) for event in batch.events]
         return self._encode((batch.timestamp, events, self._rank))
 
-    def _event(self, event: KVEvent) -> dict[str, Any]:
+    def _event(self, event: KVEvent) -> WireEvent:
         if isinstance(event, BlockStored):
             return self._stored(event)
         if isinstance(event, BlockRemoved):
-            return {
-                "type": "BlockRemoved",
-                "block_hashes": [self._hash(value) for value in event.block_hashes],
-                "medium": event.medium,
-                "group_idx": event.group,
-            }
-        return {"type": "AllBlocksCleared"}
+            hashes = [self._hash(value) for value in event.block_hashes]
+            return WireRemoved(hashes, event.medium, event.group)
+        return WireCleared()
 
-    def _stored(self, event: BlockStored) -> dict[str, Any]:
+    def _stored(self, event: BlockStored) -> WireStored:
         parent = event.parent_hash
-        fields: dict[str, Any] = {
-            "type": "BlockStored",
-            "block_hashes": [self._hash(value) for value in event.block_hashes],
-            "parent_block_hash": None if parent is None else self._hash(parent),
-            "token_ids": event.token_ids,
-            "block_size": event.block_size,
-            "lora_id": None,
-            "medium": event.medium,
-            "lora_name": event.adapter,
-        }
-        if event.extra_keys:
-            fields["extra_keys"] = [_extra(keys) for keys in event.extra_keys]
-        fields["group_idx"] = event.group
-        fields["kv_cache_spec_kind"] = KINDS.get(event.kind, "unknown")
-        if event.window is not None:
-            fields["kv_cache_spec_sliding_window"] = event.window
-        return fields
+        return WireStored(
+            block_hashes=[self._hash(value) for value in event.block_hashes],
+            parent_block_hash=None if parent is None else self._hash(parent),
+            token_ids=event.token_ids,
+            block_size=event.block_size,
+            lora_id=None,
+            medium=event.medium,
+            lora_name=event.adapter,
+            extra_keys=[_extra(keys) for keys in event.extra_keys] or None,
+            group_idx=event.group,
+            kv_cache_spec_kind=KINDS.get(event.kind, "unknown"),
+            kv_cache_spec_sliding_window=event.window,
+        )
 
 
 def _extra(keys: Sequence[ExtraKey] | None) -> list[Any] | None:
-    """Keys of one hash; a media item as ``[digest in hexadecimal, offset]``."""
     if keys is None:
         return None
     return [key if isinstance(key, str) else [key[0].hex(), key[1]] for key in keys]
