@@ -170,7 +170,7 @@ def test_events_that_are_off_need_no_publisher() -> None:
 
 
 def test_a_publisher_that_is_not_there_is_named() -> None:
-    with pytest.raises(MissingPluginError, match="KV event publisher 'zmq'.*kv_events_config"):
+    with pytest.raises(MissingPluginError, match=r"KV event publisher 'zmq'.*kv_events_config"):
         open_sink(board("first"), parsed(publisher="zmq"))
     with pytest.raises(MissingPluginError, match="no KV event publisher is loaded"):
         open_sink(board(), parsed())

@@ -139,9 +139,7 @@ def test_a_replay_has_the_last_batches_only(opened: Opened, dial: Any, folder: P
     assert [number[-1] for _, number, _ in batches] == [7, 8, 9]
 
 
-def test_requests_of_another_form_are_passed_over(
-    opened: Opened, dial: Any, folder: Path
-) -> None:
+def test_requests_of_another_form_are_passed_over(opened: Opened, dial: Any, folder: Path) -> None:
     publisher = opened(replay_endpoint=f"ipc://{folder}/again")
     publisher.publish(batch())
     wait_until_sent(publisher, 1)
@@ -245,7 +243,7 @@ def test_bad_options_are_refused_by_name(
 def test_a_port_in_use_is_refused(opened: Opened) -> None:
     used = opened(endpoint="tcp://127.0.0.1:*").endpoint
     # Without a wildcard an address is connected to; as a replay address it is bound.
-    with pytest.raises(ConfigError, match="replay_endpoint=.*in use"):
+    with pytest.raises(ConfigError, match=r"replay_endpoint=.*in use"):
         opened(endpoint="tcp://127.0.0.1:*", replay_endpoint=used)
 
 

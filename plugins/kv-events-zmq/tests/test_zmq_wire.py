@@ -171,6 +171,8 @@ def test_removed_and_cleared_are_these_bytes() -> None:
     assert BatchEncoder().encode(batch) == golden
 
 
-@pytest.mark.parametrize(("digest", "number"), [(b"\xff" * 32, 2**64 - 1), (b"\1" * 24 + b"\0" * 8, 0)])
+@pytest.mark.parametrize(
+    ("digest", "number"), [(b"\xff" * 32, 2**64 - 1), (b"\1" * 24 + b"\0" * 8, 0)]
+)
 def test_an_integer_hash_is_the_last_64_bits(digest: bytes, number: int) -> None:
     assert int_hash(digest) == number
