@@ -18,7 +18,7 @@ from pegboard.api.events import (
     PublisherSettings,
     PublisherStats,
 )
-from pegboard.config.kv_events import KVEventsConfig
+from pegboard.config.kv_events import KVEventsConfig, parse_kv_events
 from pegboard.engine.core import EngineCore
 from pegboard.engine.events import NullSink, PublisherSink, open_sink
 from pegboard.errors import MissingPluginError, SelectionError
@@ -143,7 +143,7 @@ def board(*names: str) -> Any:
 
 
 def parsed(**keys: Any) -> KVEventsConfig | None:
-    return KVEventsConfig.parse({**ON, **keys})
+    return parse_kv_events({**ON, **keys})
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +165,7 @@ def test_the_publisher_that_is_asked_for_gets_its_own_options(name: str | None) 
 
 
 def test_events_that_are_off_need_no_publisher() -> None:
-    for config in (None, parsed(publisher="null"), KVEventsConfig.parse({"publisher": "zmq"})):
+    for config in (None, parsed(publisher="null"), parse_kv_events({"publisher": "zmq"})):
         assert isinstance(open_sink(board(), config), NullSink)
 
 

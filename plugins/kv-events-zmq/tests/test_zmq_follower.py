@@ -87,7 +87,7 @@ class Source:
         config = {"enable_kv_cache_events": True}
         self.toy = ToyEngine(
             70,
-            executor=ToyExecutor(specs=TOY_KINDS["sliding and full"]),
+            executor=ToyExecutor(specs=TOY_KINDS["full of two sizes"]),
             check=False,
             block_size=8,
             max_num_batched_tokens=64,
@@ -114,7 +114,7 @@ class Source:
             stem = [rng.randrange(3)] * rng.randrange(0, 50)
             prompt = stem + [rng.randrange(97) for _ in range(rng.randrange(1, 8))]
             salt = rng.choice([None, None, "tenant"])
-            self.toy.add(toy_request(name, prompt, rng.randrange(1, 12), cache_salt=salt))
+            self.toy.add(toy_request(name, prompt, rng.randrange(1, 6), cache_salt=salt))
         if rng.random() < 0.01 and self.toy.told:
             self.toy.abort(rng.choice(list(self.toy.told)))
         if rng.random() < 0.002:

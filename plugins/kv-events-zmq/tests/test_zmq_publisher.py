@@ -15,7 +15,7 @@ import zmq
 
 from pegboard import LLM, SamplingParams
 from pegboard.api.events import AllBlocksCleared, KVEventBatch, PublisherSettings
-from pegboard.errors import ConfigError
+from pegboard.errors import ConfigError, ResourceError
 from pegboard.testing.checkpoints import write_tiny_model
 from pegboard_kv_events_zmq.publisher import ZmqPublisher, endpoint_of_rank
 
@@ -306,3 +306,24 @@ def test_an_engine_publishes_what_its_requests_leave_in_the_cache(
     assert event["token_ids"] == prompt[:32]
     assert [len(value) for value in event["block_hashes"]] == [32, 32]
     assert msgspec.msgpack.decode(cleared)[1] == [{"type": "AllBlocksCleared"}]
+
+
+def test_an_engine_that_cannot_be_built_gives_the_address_back(
+    tmp_path: Path, folder: Path, opened: Opened
+) -> None:
+    write_tiny_model(tmp_path / "tiny")
+    replay_endpoint = f"ipc://{folder}/again"
+    with pytest.raises(ResourceError, match="KV cache"):
+        LLM(
+            str(tmp_path / "tiny"),
+            platform="null",
+            max_model_len=64,
+            num_gpu_blocks_override=2,
+            kv_events_config={
+                "enable_kv_cache_events": True,
+                "endpoint": f"ipc://{folder}/live",
+                "replay_endpoint": replay_endpoint,
+            },
+        )
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("kv-events")]
+    opened(replay_endpoint=replay_endpoint)

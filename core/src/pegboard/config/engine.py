@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from pegboard.config.kv_events import KVEventsConfig
+from pegboard.config.kv_events import KVEventsConfig, parse_kv_events
 from pegboard.errors import ConfigError
 
 __all__ = ["EngineConfig"]
@@ -110,9 +110,7 @@ class EngineConfig:
     gpu_memory_utilization: float = attrs.field(default=0.9, validator=_fraction)
     """Share of the device's memory that weights, activations and cache may take together."""
     enable_prefix_caching: bool = attrs.field(default=True, validator=_boolean)
-    kv_events_config: KVEventsConfig | None = attrs.field(
-        default=None, converter=KVEventsConfig.parse
-    )
+    kv_events_config: KVEventsConfig | None = attrs.field(default=None, converter=parse_kv_events)
     """Who is told what the prefix cache holds: a mapping, or its JSON."""
     watermark: float = attrs.field(default=0.01)
     """Share of the blocks kept free when a waiting request is admitted."""

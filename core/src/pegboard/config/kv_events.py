@@ -11,7 +11,7 @@ import attrs
 
 from pegboard.errors import ConfigError
 
-__all__ = ["KVEventsConfig"]
+__all__ = ["KVEventsConfig", "parse_kv_events"]
 
 NULL_PUBLISHER = "null"
 _OWN = ("enable_kv_cache_events", "publisher")
@@ -46,25 +46,24 @@ class KVEventsConfig:
         """Events are made."""
         return self.enable_kv_cache_events and self.publisher != NULL_PUBLISHER
 
-    @classmethod
-    def parse(cls, value: Any) -> KVEventsConfig | None:
-        """From a mapping or the JSON text of one; None stays None. Raises `ConfigError`."""
-        if value is None or isinstance(value, cls):
-            return value
-        if isinstance(value, str):
-            value = _from_json(value)
-        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-            raise ConfigError(
-                f"kv_events_config={value!r} is not allowed: a mapping, or the JSON of one"
-            )
-        options = {key: item for key, item in value.items() if key not in _OWN}
-        for key in options:
-            near = difflib.get_close_matches(key, _OWN, n=1, cutoff=0.8)
-            if near:
-                raise ConfigError(
-                    f"kv_events_config: unknown key {key!r}; did you mean {near[0]!r}?"
-                )
-        return cls(options=options, **{key: value[key] for key in _OWN if key in value})
+
+def parse_kv_events(value: Any) -> KVEventsConfig | None:
+    """From a mapping or the JSON text of one; None stays None. Raises `ConfigError`."""
+    if value is None or isinstance(value, KVEventsConfig):
+        return value
+    if isinstance(value, str):
+        value = _from_json(value)
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(
+            f"kv_events_config={value!r} is not allowed: a mapping, or the JSON of one"
+        )
+    options = {key: item for key, item in value.items() if key not in _OWN}
+    for key in options:
+        near = difflib.get_close_matches(key, _OWN, n=1, cutoff=0.8)
+        if near:
+            hint = f"did you mean {near[0]!r}?"
+            raise ConfigError(f"kv_events_config: unknown key {key!r}; {hint}")
+    return KVEventsConfig(options=options, **{key: value[key] for key in _OWN if key in value})
 
 
 def _from_json(text: str) -> Any:

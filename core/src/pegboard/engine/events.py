@@ -108,4 +108,5 @@ def _choose(board: Board, name: str | None) -> EventPublisher:
             "several KV event publishers are loaded; name one as publisher in kv_events_config: "
             + ", ".join(registry.names())
         )
-    return next(iter(registry))
+    only: EventPublisher = next(iter(registry))
+    return only

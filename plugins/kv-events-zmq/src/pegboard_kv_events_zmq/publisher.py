@@ -89,7 +89,7 @@ class ZmqPublisher:
     def _start_replay(self, options: ZmqOptions, rank: int) -> ReplayThread | None:
         if options.replay_endpoint is None:
             return None
-        socket = zmq.Context.instance().socket(zmq.ROUTER)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         # A whole replay fits: what a peer has read is known to the sender half a mark late.
         socket.set(zmq.SNDHWM, 2 * (options.buffer_steps + 1))
         try:
@@ -122,7 +122,7 @@ class ZmqPublisher:
 
 
 def _open_pub(options: ZmqOptions, rank: int) -> zmq.Socket[bytes]:
-    socket = zmq.Context.instance().socket(zmq.PUB)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
     socket.set_hwm(options.hwm)
     endpoint = endpoint_of_rank(options.endpoint, rank)
     local = endpoint.startswith(("ipc://", "inproc://"))
