@@ -21,7 +21,7 @@ ROOMS = (
     *("scheduler", "testing", "text", "weights"),
 )
 LONGEST_FUNCTION = 60
-IMPORT_NAMES = {"pil": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+IMPORT_NAMES = {"pil": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml", "zmq": "pyzmq"}
 
 
 @dataclass(frozen=True)

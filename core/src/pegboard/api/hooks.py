@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pegboard.api.checkpoint import CheckpointSource
     from pegboard.api.command import Command
     from pegboard.api.context import PluginContext
+    from pegboard.api.events import EventPublisher
     from pegboard.api.model import ModelFamily
     from pegboard.api.ops import OpVersion
     from pegboard.api.platform import Platform
@@ -42,6 +43,7 @@ HOOK_SURFACES = {
     "pegboard_attention_backends": "attention",
     "pegboard_checkpoint_sources": "checkpoint",
     "pegboard_commands": "command",
+    "pegboard_event_publishers": "events",
     "pegboard_model_families": "model",
     "pegboard_ops": "ops",
     "pegboard_platforms": "platform",
@@ -82,6 +84,11 @@ class Hooks:
     @hookspec
     def pegboard_ops(self, ctx: PluginContext) -> Iterable[OpVersion]:
         """Faster versions of the named ops of `pegboard.nn`."""
+        return ()
+
+    @hookspec
+    def pegboard_event_publishers(self, ctx: PluginContext) -> Iterable[EventPublisher]:
+        """Publishers of what becomes of the blocks of the prefix cache."""
         return ()
 
     @hookspec

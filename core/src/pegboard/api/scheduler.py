@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from pegboard.api.events import KVEvent
 from pegboard.api.step import StepPlan, StepResult
 from pegboard.api.views import EngineOutput, EngineRequest
 
@@ -20,8 +21,30 @@ class CacheStats(msgspec.Struct):
     """Counts since start or the last reset, in tokens and blocks."""
 
     queried_tokens: int = 0
+    """Of prompts that looked into the cache."""
     hit_tokens: int = 0
     evicted_blocks: int = 0
+    """Blocks that lost their content to another request."""
+    resets: int = 0
+    """Since the start; the other counts begin anew with each."""
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the queried tokens that were hits, from 0 to 1; 0 without a query."""
+        return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
+
+    def since(self, earlier: CacheStats) -> CacheStats:
+        """Counts of the interval from an `earlier` snapshot to this one.
+
+        With a reset in between, the interval begins there. Its `resets` are those inside it.
+        """
+        begin = earlier if earlier.resets == self.resets else CacheStats(resets=earlier.resets)
+        return CacheStats(
+            queried_tokens=self.queried_tokens - begin.queried_tokens,
+            hit_tokens=self.hit_tokens - begin.hit_tokens,
+            evicted_blocks=self.evicted_blocks - begin.evicted_blocks,
+            resets=self.resets - begin.resets,
+        )
 
 
 class SchedulerStats(msgspec.Struct):
@@ -74,6 +97,11 @@ class Scheduler(Protocol):
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False if a request still uses some."""
+        ...
+
+    def take_events(self) -> list[KVEvent]:
+        """What became of the cached content since the last call, in order. Called only while a
+        publisher wants events."""
         ...
 
     def check(self) -> None:

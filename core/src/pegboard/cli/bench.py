@@ -42,6 +42,10 @@ def latency(
     attention_backend: Annotated[
         str | None, typer.Option(help="Default: the best one that serves the model.")
     ] = None,
+    kv_events_config: Annotated[
+        str | None,
+        typer.Option(help="JSON: whether and where events of the prefix cache are published."),
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="Engine settings, name=value.")
     ] = None,
@@ -59,7 +63,12 @@ def latency(
     for (name, bound), value in zip(least.items(), given, strict=True):
         if not bound <= value <= MAX_COUNT:
             raise ConfigError(f"--{name} {value} is not allowed: from {bound} to {MAX_COUNT}")
-    flags = {"dtype": dtype, "platform": platform, "attention_backend": attention_backend}
+    flags = {
+        "dtype": dtype,
+        "platform": platform,
+        "attention_backend": attention_backend,
+        "kv_events_config": kv_events_config,
+    }
     settings = {
         "max_model_len": input_len + output_len,
         "max_num_seqs": max(batch_size, 8),

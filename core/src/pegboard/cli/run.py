@@ -48,6 +48,10 @@ def run(
     attention_backend: Annotated[
         str | None, typer.Option(help="Default: the best one that serves the model.")
     ] = None,
+    kv_events_config: Annotated[
+        str | None,
+        typer.Option(help="JSON: whether and where events of the prefix cache are published."),
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="Further engine settings, name=value."),
@@ -73,6 +77,7 @@ def run(
         "max_model_len": max_model_len,
         "platform": platform,
         "attention_backend": attention_backend,
+        "kv_events_config": kv_events_config,
     }
     settings = engine_options(option or [], flags)
     text = read_input() if prompt == "-" else prompt

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from pegboard.config.kv_events import KVEventsConfig, parse_kv_events
 from pegboard.errors import ConfigError
 
 __all__ = ["EngineConfig", "unknown_option"]
@@ -121,6 +122,8 @@ class EngineConfig:
     mamba_cache_mode: str = attrs.field(default="auto", validator=_one_of(STATE_MODES))
     """Which recurrent states are kept for prefix hits, see `pegboard.api.kv.RecurrentSpec`.
     ``auto``: what the model's family says; without prefix caching always none."""
+    kv_events_config: KVEventsConfig | None = attrs.field(default=None, converter=parse_kv_events)
+    """Who is told what the prefix cache holds: a mapping, or its JSON."""
     watermark: float = attrs.field(default=0.01)
     """Share of the blocks kept free when a waiting request is admitted."""
     seed: int = attrs.field(default=0, validator=_integer(0))
@@ -145,6 +148,17 @@ class EngineConfig:
                 self.max_num_batched_tokens,
                 f"at least max_num_seqs ({self.max_num_seqs}), so that every request advances",
             )
+        if self.wants_kv_events and not self.enable_prefix_caching:
+            raise _reject(
+                "enable_prefix_caching",
+                self.enable_prefix_caching,
+                "True while kv_events_config enables events, for they tell what the cache holds",
+            )
+
+    @property
+    def wants_kv_events(self) -> bool:
+        """Somebody is told what the prefix cache holds."""
+        return self.kv_events_config is not None and self.kv_events_config.active
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> EngineConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -14,6 +15,7 @@ from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.sources import open_tokenizer
 from pegboard.engine.core import EngineCore
+from pegboard.engine.events import EventSink, open_sink
 from pegboard.engine.inputs import InputProcessor
 from pegboard.engine.llm_engine import LLMEngine
 from pegboard.engine.templates import TemplateBook, read_template
@@ -66,8 +68,12 @@ def build_engine(
     special = tokenizer.special_tokens if tokenizer is not None else {}
     templates = TemplateBook(own_template, model.checkpoint.chat_templates, special)
     release_free_memory()  # before the weights come, so that they can have it
-    executor = LOCAL_EXECUTOR.load()(board, config, model, progress=progress)
-    core, cache = build_core(config, executor, model.max_model_len)
+    with ExitStack() as undo:
+        events = open_sink(board, config.kv_events_config)  # bad options show before the weights
+        undo.callback(events.close)
+        executor = LOCAL_EXECUTOR.load()(board, config, model, progress=progress)
+        core, cache = build_core(config, executor, model.max_model_len, events)
+        undo.pop_all()
     release_free_memory()
     inputs = InputProcessor(
         encoder=tokenizer,
@@ -82,7 +88,10 @@ def build_engine(
 
 
 def build_core(
-    config: EngineConfig, executor: Executor, max_model_len: int
+    config: EngineConfig,
+    executor: Executor,
+    max_model_len: int,
+    events: EventSink | None = None,
 ) -> tuple[EngineCore, KVCacheConfig]:
     """Load a model through its executor, decide the cache, and join scheduler and executor."""
     executor.load()
@@ -95,7 +104,7 @@ def build_core(
     executor.allocate(cache)
     executor.warm_up()
     scheduler = TokenBudgetScheduler(config, cache)
-    return EngineCore(scheduler, executor), cache
+    return EngineCore(scheduler, executor, events), cache
 
 
 def load_tokenizer(board: Board, config: EngineConfig, model: ResolvedModel) -> Tokenizer | None:

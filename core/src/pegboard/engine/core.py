@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pegboard.api.events import PublisherStats
 from pegboard.api.executor import Executor
 from pegboard.api.scheduler import Scheduler, SchedulerStats
 from pegboard.api.step import LateInputs, StepPlan, StepResult
 from pegboard.api.views import EngineOutput, EngineRequest
+from pegboard.engine.events import EventSink, NullSink
 
 __all__ = ["EngineCore"]
 
@@ -15,9 +17,12 @@ __all__ = ["EngineCore"]
 class EngineCore:
     """Steps the scheduler and the executor. Lives in one thread of one process."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, events: EventSink | None = None
+    ) -> None:
         self.scheduler = scheduler
         self.executor = executor
+        self._events: EventSink = events or NullSink()
         self._dropped: list[EngineOutput] = []
         """Outputs of steps that were given up; the next step returns them."""
 
@@ -36,7 +41,9 @@ class EngineCore:
             self._drop(plan)
             raise
         dropped, self._dropped = self._dropped, []
-        return dropped + self.scheduler.update(plan, result)
+        outputs = self.scheduler.update(plan, result)
+        self._events.publish(self.scheduler)
+        return dropped + outputs
 
     def _drop(self, plan: StepPlan) -> None:
         """Give up an unfinished step; the runner is told everything anew in the next one."""
@@ -69,8 +76,17 @@ class EngineCore:
         return self.scheduler.stats()
 
     def reset_prefix_cache(self) -> bool:
-        return self.scheduler.reset_prefix_cache()
+        done = self.scheduler.reset_prefix_cache()
+        self._events.publish(self.scheduler)
+        return done
+
+    def kv_event_stats(self) -> PublisherStats:
+        """What became of the batches of KV events."""
+        return self._events.stats()
 
     def close(self) -> None:
-        """Release the device."""
-        self.executor.close()
+        """Send the KV events that are queued, and release the device."""
+        try:
+            self._events.close()
+        finally:
+            self.executor.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from pegboard.api.events import PublisherStats
 from pegboard.api.params import SamplingParams
 from pegboard.api.scheduler import SchedulerStats
 from pegboard.config.engine import EngineConfig
@@ -105,6 +106,10 @@ class LLMEngine:
 
     def stats(self) -> SchedulerStats:
         return self.core.stats()
+
+    def kv_event_stats(self) -> PublisherStats:
+        """Batches of KV events that were published, dropped, and are queued."""
+        return self.core.kv_event_stats()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False if a running request still uses some."""

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from pegboard.kv.events import CacheLog, NullLog
+
 __all__ = ["Block", "BlockKey", "BlockPool", "PoolStats"]
 
 BlockKey = tuple[int, bytes]
@@ -104,8 +106,9 @@ class PoolStats(msgspec.Struct, frozen=True):
 class BlockPool:
     """All blocks of one cache, ids 0 to `num_blocks` - 1."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, log: CacheLog | None = None) -> None:
         assert num_blocks >= 1, "a pool has at least the null block"
+        self._log = log or NullLog()
         self.blocks = [Block(index) for index in range(num_blocks)]
         self.null = self.blocks[0]
         self.null.refs = 1
@@ -175,6 +178,7 @@ class BlockPool:
         twins = self._filed.get(key)
         if twins is None:
             self._filed[key] = [block]
+            self._log.filed(key)
         else:
             twins.append(block)
 
@@ -205,7 +209,12 @@ class BlockPool:
             for block in twins:
                 block.keys = ()
         self._filed.clear()
+        self._log.cleared()
         return True
+
+    def keys(self) -> set[BlockKey]:
+        """Everything that content is filed under."""
+        return set(self._filed)
 
     def stats(self) -> PoolStats:
         cached = sum(block.refs == 0 for block in self.blocks if block.keys)
@@ -250,6 +259,7 @@ class BlockPool:
             twins = self._filed[key]
             if len(twins) == 1:
                 del self._filed[key]
+                self._log.removed(key)
             else:
                 twins.remove(block)
         block.keys = ()

@@ -17,6 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import gcd
 
+import msgspec
+
+from pegboard.api.events import KVEvent
 from pegboard.api.kv import CrossAttentionSpec, KVCacheConfig
 from pegboard.api.scheduler import CacheStats
 from pegboard.api.step import BlockCopy
@@ -25,6 +28,7 @@ from pegboard.errors import UnsupportedError
 from pegboard.kv.audit import check_holders
 from pegboard.kv.blocks import Block, BlockPool, PoolStats
 from pegboard.kv.coordinator import common_beginning, parts_to_lists
+from pegboard.kv.events import CacheLog, EventLog, NullLog
 from pegboard.kv.groups import blocks_for, longest_request
 from pegboard.kv.hashing import BlockHasher
 from pegboard.kv.policies import make_policy
@@ -39,16 +43,24 @@ class KVManager:
     """The books of one KV cache. Never touches tensors; one thread."""
 
     def __init__(
-        self, cache: KVCacheConfig, *, caching: bool = True, budget: int | None = None
+        self,
+        cache: KVCacheConfig,
+        *,
+        caching: bool = True,
+        budget: int | None = None,
+        events: bool = False,
     ) -> None:
-        """`budget` is the most tokens of one step; without it a step may be as long as a
-        request."""
+        """`budget` is the most tokens of one step; without it a step may be as long as a request.
+        `events`: keep them for `take_events`."""
         if not cache.groups:
             raise UnsupportedError("the scheduler needs a model with at least one KV slot")
         self.groups = cache.groups
         self.prefix_match_unit = gcd(*(group.block_size for group in cache.groups))
         """Tokens per hash; prefix hits are multiples of it."""
-        self.pool = BlockPool(cache.num_blocks)
+        self._log: CacheLog = NullLog()
+        if events:
+            self._log = EventLog(cache.groups, self.prefix_match_unit)
+        self.pool = BlockPool(cache.num_blocks, self._log)
         self._budget = budget
         self._policies: list[GroupPolicy] = [
             make_policy(group, self.prefix_match_unit) for group in cache.groups
@@ -75,6 +87,8 @@ class KVManager:
             prompt_ids=request.prompt_ids,
             output_ids=[],
             root=self._hasher.root(request.adapter, request.cache_salt),
+            adapter=request.adapter,
+            salt=request.cache_salt,
             media=request.media,
             tables=[[] for _ in self.groups],
             released=[0] * len(self.groups),
@@ -207,6 +221,7 @@ class KVManager:
         self._hash(request, units)
         for policy in self._policies:
             policy.commit(self.pool, request, units, computed)
+        self._log.committed(request, request.committed, units)
         request.committed = units
 
     def snapshot(self, request: KVRequest, tokens: int) -> list[BlockCopy]:
@@ -287,13 +302,17 @@ class KVManager:
         """Forget all content and statistics; False, and nothing happens, while blocks are held."""
         if not self.pool.reset():
             return False
-        self._stats = CacheStats()
+        self._stats = CacheStats(resets=self._stats.resets + 1)
         self.pool.evicted = 0
         return True
 
     def _hash(self, request: KVRequest, units: int) -> None:
         if len(request.hashes) < units:
             self._hasher.extend(request.hashes, units, request.root, request.ids, request.media)
+
+    def take_events(self) -> list[KVEvent]:
+        """What became of the content since the last call, in order."""
+        return self._log.take()
 
     # Statistics and checks
 
@@ -304,7 +323,7 @@ class KVManager:
 
     def stats(self) -> CacheStats:
         """A copy of the counts since start or reset."""
-        return CacheStats(self._stats.queried_tokens, self._stats.hit_tokens, self.pool.evicted)
+        return msgspec.structs.replace(self._stats, evicted_blocks=self.pool.evicted)
 
     def usage(self) -> PoolStats:
         """Blocks by state."""

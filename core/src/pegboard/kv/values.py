@@ -16,6 +16,8 @@ class KVRequest(msgspec.Struct, eq=False):
     prompt_ids: list[int]
     output_ids: list[int]
     root: bytes
+    adapter: str | None
+    salt: str | None
     media: list[MediaSpan]
     tables: list[list[Block]]
     """Per group, the blocks held, in order; the null block where nothing is kept (any more)."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pegboard.api.events import KVEvent
 from pegboard.api.kv import KVCacheConfig
 from pegboard.api.scheduler import SchedulerStats
 from pegboard.api.step import StepPlan, StepResult
@@ -38,7 +39,10 @@ class TokenBudgetScheduler:
         self._budget = config.max_num_batched_tokens
         self._chunked = config.enable_chunked_prefill
         self._kv = KVManager(
-            cache, caching=config.enable_prefix_caching, budget=config.max_num_batched_tokens
+            cache,
+            caching=config.enable_prefix_caching,
+            budget=config.max_num_batched_tokens,
+            events=config.wants_kv_events,
         )
         self._watermark = int(config.watermark * self._kv.pool.total)
         self._books = Books(self._kv, config.max_num_seqs)
@@ -301,6 +305,18 @@ class TokenBudgetScheduler:
 
     def reset_prefix_cache(self) -> bool:
         return self._kv.reset()
+
+    def take_events(self) -> list[KVEvent]:
+        return self._kv.take_events()
+
+    @property
+    def prefix_match_unit(self) -> int:
+        """Tokens per hash of the prefix cache."""
+        return self._kv.prefix_match_unit
+
+    def cached(self) -> set[tuple[int, bytes]]:
+        """What the prefix cache holds: pairs of group and hash. For tests and diagnosis."""
+        return self._kv.pool.keys()
 
     def check(self) -> None:
         audit(self._books)

@@ -120,6 +120,10 @@ class ToyEngine:
             self.step()
         raise AssertionError(f"not done after {limit} steps")
 
+    def cached(self) -> set[tuple[int, bytes]]:
+        """What the prefix cache holds: pairs of group and hash."""
+        return self.scheduler.cached()
+
     def _tell(self, outputs: list[EngineOutput]) -> None:
         for output in outputs:
             told = self.told[output.request_id]

@@ -1,0 +1,79 @@
+"""Options of the publisher, with the names and defaults that the field uses."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from pegboard.errors import ConfigError
+
+__all__ = ["ZmqOptions"]
+
+Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+
+def reject(field: str, value: object, allowed: str) -> ConfigError:
+    """An error that names the option, its value and what is allowed."""
+    return ConfigError(f"kv_events_config: {field}={value!r} is not allowed: {allowed}")
+
+
+def _count(least: int) -> Validator:
+    def check(_: Any, field: attrs.Attribute[Any], value: object) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 31:
+            raise reject(field.name, value, f"an integer from {least} to {(1 << 31) - 1}")
+
+    return check
+
+
+def _endpoint(optional: bool) -> Validator:
+    def check(_: Any, field: attrs.Attribute[Any], value: object) -> None:
+        if value is None and optional:
+            return
+        transports = ("tcp://", "ipc://", "inproc://")
+        if not isinstance(value, str) or not value.startswith(transports):
+            suffix = " or null" if optional else ""
+            raise reject(field.name, value, f"an address with {', '.join(transports)}{suffix}")
+
+    return check
+
+
+def _kind(wanted: type, words: str) -> Validator:
+    def check(_: Any, field: attrs.Attribute[Any], value: object) -> None:
+        if not isinstance(value, wanted):
+            raise reject(field.name, value, words)
+
+    return check
+
+
+@attrs.frozen(kw_only=True)
+class ZmqOptions:
+    """The keys of ``kv_events_config`` that belong to this publisher."""
+
+    endpoint: str = attrs.field(default="tcp://*:5557", validator=_endpoint(optional=False))
+    """Address of the PUB socket. With ``*`` or ``::`` in it, and for ``ipc`` and ``inproc``, it is
+    bound, else connected to."""
+    replay_endpoint: str | None = attrs.field(default=None, validator=_endpoint(optional=True))
+    """Address that the replay socket binds. None: no replay."""
+    buffer_steps: int = attrs.field(default=10_000, validator=_count(1))
+    """Batches that are kept for replay."""
+    hwm: int = attrs.field(default=100_000, validator=_count(0))
+    """Batches that ZeroMQ queues for one slow subscriber before it loses some; 0 for no limit."""
+    max_queue_size: int = attrs.field(default=100_000, validator=_count(1))
+    """Batches that wait for the sending thread before the engine's are dropped."""
+    topic: str = attrs.field(default="", validator=_kind(str, "a string"))
+    use_int_block_hashes: bool = attrs.field(default=True, validator=_kind(bool, "true or false"))
+    """Hashes as the integer of their last 64 bits; false: as 32 bytes."""
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> ZmqOptions:
+        """Check and take over; `ConfigError` names an unknown key, or a bad value."""
+        known = [field.name for field in attrs.fields(cls)]
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else "there are " + ", ".join(known)
+                raise ConfigError(f"kv_events_config: unknown key {name!r}; {hint}")
+        return cls(**given)
