@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from pegboard.config.aliases import ALIASES, canonical
 from pegboard.config.engine import EngineConfig
 from pegboard.errors import ConfigError
 
@@ -16,8 +17,12 @@ __all__ = ["LoadingBar", "engine_options", "loading_bar"]
 
 
 def engine_options(pairs: list[str]) -> dict[str, Any]:
-    """Settings of `EngineConfig` from ``name=value`` texts; hyphens may stand for underscores."""
+    """Settings of `EngineConfig` from ``name=value`` texts; hyphens may stand for underscores.
+
+    A setting may also be given by an alias; the result has its own name.
+    """
     kinds = {field.name: str(field.type) for field in attrs.fields(EngineConfig)}
+    kinds |= {name: kinds[alias.setting] for name, alias in ALIASES.items()}
     options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -25,7 +30,7 @@ def engine_options(pairs: list[str]) -> dict[str, Any]:
         if not equals:
             raise ConfigError(f"option {pair!r} is not of the form name=value")
         options[name] = _convert(name, value, kinds.get(name, "str"))
-    return options
+    return canonical(options)
 
 
 def _convert(name: str, value: str, kind: str) -> Any:

@@ -101,17 +101,24 @@ class KVManager:
         """The beginning of a request that starts from scratch."""
         return Hit(0, [[] for _ in self.groups], [])
 
+    def cached_units(self, request: KVRequest, limit: int) -> int:
+        """Length of what `match` would find, in hash units; all units up to the limit are hashed
+        then."""
+        most = limit // self.prefix_match_unit if self.caching else 0
+        if most <= 0:
+            return 0
+        self._hash(request, most)
+        return common_beginning(self._policies, self.pool, request.hashes, most)
+
     def match(self, request: KVRequest, limit: int) -> Hit:
         """The longest cached beginning of at most `limit` tokens, in whole hash units.
 
         Takes no references. `limit` is below the number of known tokens, so that at least one is
         computed: logits come from computing.
         """
-        most = limit // self.prefix_match_unit if self.caching else 0
-        if most <= 0:
+        units = self.cached_units(request, limit)
+        if units == 0:
             return self.nothing()
-        self._hash(request, most)
-        units = common_beginning(self._policies, self.pool, request.hashes, most)
         parts = [policy.begin(self.pool, request.hashes, units) for policy in self._policies]
         return Hit(units * self.prefix_match_unit, *parts_to_lists(parts))
 
