@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pegboard.api.ops import OpVersion
     from pegboard.api.platform import Platform
     from pegboard.api.quant import QuantFormat
+    from pegboard.api.scheduler import SchedulerClass
 
 __all__ = ["HOOK_SURFACES", "Hooks", "hookimpl", "hookspec"]
 
@@ -46,6 +47,7 @@ HOOK_SURFACES = {
     "pegboard_ops": "ops",
     "pegboard_platforms": "platform",
     "pegboard_quant_formats": "quant",
+    "pegboard_schedulers": "scheduler",
 }
 """Which surface each hook registers into."""
 
@@ -82,6 +84,11 @@ class Hooks:
     @hookspec
     def pegboard_ops(self, ctx: PluginContext) -> Iterable[OpVersion]:
         """Faster versions of the named ops of `pegboard.nn`."""
+        return ()
+
+    @hookspec
+    def pegboard_schedulers(self, ctx: PluginContext) -> Iterable[SchedulerClass]:
+        """Schedulers."""
         return ()
 
     @hookspec

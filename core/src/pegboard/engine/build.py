@@ -13,6 +13,7 @@ from pegboard.api.kv import KVCacheConfig
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.sources import open_tokenizer
+from pegboard.engine.choose_scheduler import make_scheduler
 from pegboard.engine.core import EngineCore
 from pegboard.engine.inputs import InputProcessor
 from pegboard.engine.llm_engine import LLMEngine
@@ -20,7 +21,6 @@ from pegboard.hostmemory import release_free_memory
 from pegboard.kv.groups import form_groups, size_cache
 from pegboard.logging import get_logger
 from pegboard.plugins import Board, load_plugins
-from pegboard.scheduler import TokenBudgetScheduler
 from pegboard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def build_engine(
     tokenizer = load_tokenizer(board, config, model)
     release_free_memory()  # before the weights come, so that they can have it
     executor = LOCAL_EXECUTOR.load()(board, config, model, progress=progress)
-    core, cache = build_core(config, executor, model.max_model_len)
+    core, cache = build_core(config, executor, model.max_model_len, board)
     release_free_memory()
     inputs = InputProcessor(
         encoder=tokenizer,
@@ -70,14 +70,19 @@ def build_engine(
         eos_token_ids=model.eos_token_ids,
         seeds=random.Random(config.seed),
         encoder_problem=model.tokenizer_problem,
+        priorities=config.scheduling_policy == "priority",
     )
-    return BuiltEngine(config, board, model, cache, tokenizer, LLMEngine(core, inputs, tokenizer))
+    engine = LLMEngine(core, inputs, tokenizer, config.stream_interval)
+    return BuiltEngine(config, board, model, cache, tokenizer, engine)
 
 
 def build_core(
-    config: EngineConfig, executor: Executor, max_model_len: int
+    config: EngineConfig, executor: Executor, max_model_len: int, board: Board | None = None
 ) -> tuple[EngineCore, KVCacheConfig]:
-    """Load a model through its executor, decide the cache, and join scheduler and executor."""
+    """Load a model through its executor, decide the cache, and join scheduler and executor.
+
+    Without a board there is only the core's own scheduler.
+    """
     executor.load()
     groups = form_groups(executor.kv_slots(), config.block_size)
     profile = executor.profile()
@@ -87,7 +92,8 @@ def build_core(
     get_logger("pegboard.engine").info("cache sized", blocks=cache.num_blocks, reason=cache.reason)
     executor.allocate(cache)
     executor.warm_up()
-    scheduler = TokenBudgetScheduler(config, cache)
+    decided = attrs.evolve(config, max_model_len=max_model_len)
+    scheduler = make_scheduler(board, decided, cache)
     return EngineCore(scheduler, executor), cache
 
 

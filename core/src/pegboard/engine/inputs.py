@@ -53,6 +53,8 @@ class InputProcessor:
     """Draws a seed for each request that brings none, in the order of submission."""
     encoder_problem: str = ""
     """Why there is no tokeniser."""
+    priorities: bool = False
+    """The scheduling policy looks at priorities."""
 
     def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
         """Token ids of any form of prompt, checked. Raises `RequestError` with field ``prompt``."""
@@ -96,6 +98,7 @@ class InputProcessor:
     ) -> list[EngineRequest]:
         """One engine request per sequence; those after the first share the prompt of the first."""
         self.check_params(params)
+        self.check_priority(priority)
         first = EngineRequest(
             request_id=f"{request_id}.0",
             prompt_ids=prompt.ids,
@@ -123,6 +126,19 @@ class InputProcessor:
                         f"{field} names token {token}, outside 0 to {self.vocab_size - 1}",
                         field=field,
                     )
+
+    def check_priority(self, priority: Any) -> None:
+        """Check that it is an integer, and 0 where no policy looks at it."""
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise RequestError(
+                f"priority={priority!r} is not allowed: it must be an integer", field="priority"
+            )
+        if priority != 0 and not self.priorities:
+            raise RequestError(
+                f"priority={priority!r} is not allowed: 0, since only "
+                "scheduling_policy='priority' looks at it",
+                field="priority",
+            )
 
     def _from_mapping(self, prompt: Mapping[str, Any]) -> TokenisedPrompt:
         unknown = [key for key in prompt if key not in _PROMPT_KEYS]

@@ -81,8 +81,8 @@ class LLM:
             list of prompts with
                 one seed gives each prompt that seed, so equal prompts get equal answers.
             use_tqdm: Show a progress bar on the terminal.
-            priority: One integer per prompt; only 0 is allowed, since this version's scheduler
-                serves requests in order of arrival.
+            priority: One integer per prompt, the lower served first; other than 0 only with
+                ``scheduling_policy="priority"``.
 
         Raises:
             RequestError: A prompt or parameter is not allowed. All are checked before any of them
@@ -90,7 +90,7 @@ class LLM:
         """
         listed = _listed(prompts)
         params = self._params_for(sampling_params, len(listed))
-        ranks = _ranks(priority, len(listed))
+        ranks = self._ranks(priority, len(listed))
         tokenised = [
             self._tokenise(prompt, place, len(listed)) for place, prompt in enumerate(listed)
         ]
@@ -134,7 +134,8 @@ class LLM:
     def stream(
         self, prompt: Prompt | TokenisedPrompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Answer one prompt, yielding its state after every step that changed it.
+        """Answer one prompt, yielding its state after the first token, then every
+        ``stream_interval`` tokens, and at the end.
 
         Raises `EngineDeadError` if the engine is closed meanwhile.
         """
@@ -225,6 +226,17 @@ class LLM:
             self.engine.inputs.check_params(item)
         return params  # type: ignore[return-value]
 
+    def _ranks(self, priority: Sequence[int] | None, count: int) -> list[int]:
+        if priority is None:
+            return [0] * count
+        if len(priority) != count:
+            raise RequestError(
+                f"priority has {len(priority)} entries for {count} prompts", field="priority"
+            )
+        for rank in priority:
+            self.engine.inputs.check_priority(rank)
+        return list(priority)
+
     def _template(self, source: str | None, with_tools: bool) -> ChatTemplate:
         key = (source or self._own_template, with_tools)
         if key not in self._templates:  # compiling one takes milliseconds
@@ -260,16 +272,6 @@ def _conversations(messages: Any) -> list[Conversation]:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise RequestError("messages must be a non-empty list of messages", field="messages")
     return [messages] if isinstance(messages[0], Mapping) else list(messages)
-
-
-def _ranks(priority: Sequence[int] | None, count: int) -> list[int]:
-    if priority is None:
-        return [0] * count
-    if len(priority) != count:
-        raise RequestError(
-            f"priority has {len(priority)} entries for {count} prompts", field="priority"
-        )
-    return list(priority)
 
 
 def _read_template(given: str | None) -> str | None:

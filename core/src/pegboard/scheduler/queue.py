@@ -65,8 +65,9 @@ class SortedQueue:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._heap: list[tuple[int, int]] = []  # of removed requests, until they come up
         self._live: dict[tuple[int, int], Request] = {}
+        self._heap: list[tuple[int, int]] = []  # removed requests are skipped when they come up
+        self._listed: set[tuple[int, int]] = set()  # what is in the heap, each place once
         self._aside: list[tuple[int, int]] = []
 
     def __iter__(self) -> Iterator[Request]:
@@ -79,26 +80,31 @@ class SortedQueue:
         place = self._rank(request)
         assert place not in self._live, f"request {request.request_id!r} is queued twice"
         self._live[place] = request
-        heapq.heappush(self._heap, place)
+        self._list(place)
 
     def arrange(self, running: Sequence[Request]) -> None:
         for place in self._aside:
-            heapq.heappush(self._heap, place)
+            self._list(place)
         self._aside.clear()
 
     def peek(self) -> Request | None:
         while self._heap and self._heap[0] not in self._live:
-            heapq.heappop(self._heap)
+            self._unlist_first()
         return self._live[self._heap[0]] if self._heap else None
 
     def set_aside(self, request: Request) -> None:
         assert self.peek() is request, f"{request.request_id!r} is not the next"
-        self._aside.append(heapq.heappop(self._heap))
+        self._aside.append(self._unlist_first())
 
     def remove(self, request: Request) -> None:
-        place = self._rank(request)
-        del self._live[place]
-        if place in self._aside:  # else a request that is queued again would be listed twice
-            self._aside.remove(place)
-        elif self._heap[0] == place:
-            heapq.heappop(self._heap)
+        del self._live[self._rank(request)]
+
+    def _list(self, place: tuple[int, int]) -> None:
+        if place not in self._listed:
+            self._listed.add(place)
+            heapq.heappush(self._heap, place)
+
+    def _unlist_first(self) -> tuple[int, int]:
+        place = heapq.heappop(self._heap)
+        self._listed.remove(place)
+        return place
