@@ -129,9 +129,11 @@ class InputProcessor:
 
     def check_priority(self, priority: Any) -> None:
         """Check that it is an integer, and 0 where no policy looks at it."""
-        if not isinstance(priority, int) or isinstance(priority, bool):
+        whole = isinstance(priority, int) and not isinstance(priority, bool)
+        if not whole or not -(2**63) <= priority < 2**63:
             raise RequestError(
-                f"priority={priority!r} is not allowed: it must be an integer", field="priority"
+                f"priority={priority!r} is not allowed: it must be an integer of 64 bits",
+                field="priority",
             )
         if priority != 0 and not self.priorities:
             raise RequestError(
