@@ -83,13 +83,13 @@ class PrefixQueue:
 
     def _rank(self) -> list[Request]:
         """Everybody who may be admitted now, the first one last."""
-        claims = self._claims_of_running()
+        claims, found = self._claims_of_running(), dict[int, set[bytes]]()
         ranked = []
         for request in sorted(self._arrivals, key=by_arrival):
             if request.admitted:
                 ranked.append(((0, 0, request.order), request))
                 continue
-            cached = self._cached(request)
+            cached = self._cached(request, found)
             claim = self._claim(request, cached)
             if claim is None or claim not in claims:
                 ranked.append(((1, -cached, request.order), request))
@@ -106,11 +106,19 @@ class PrefixQueue:
                 claims.update(request.kv.hashes[request.kv.committed :])
         return claims
 
-    def _cached(self, request: Request) -> int:
-        """Leading hash units that need not be computed, shared with a parent or cached."""
+    def _cached(self, request: Request, found: dict[int, set[bytes]]) -> int:
+        """Leading hash units that need not be computed, shared with a parent or cached.
+
+        `found` has the ends of beginnings that were found for others, by length.
+        """
         if request.fork is not None:
             return request.fork.tokens // self._kv.prefix_match_unit
-        return self._kv.cached_units(request.kv, request.readable)
+        most, hashes = self._kv.hash_units(request.kv, request.readable), request.kv.hashes
+        alike = (n for n, ends in found.items() if n <= most and hashes[n - 1] in ends)
+        units = self._kv.cached_units(request.kv, request.readable, max(alike, default=0))
+        if units:
+            found.setdefault(units, set()).add(hashes[units - 1])
+        return units
 
     def _claim(self, request: Request, cached: int) -> bytes | None:
         """The hash at the end of the next span, if the request is that long and reads the cache."""
