@@ -16,6 +16,8 @@ import pytest
 
 from pegboard import EngineConfig, SamplingParams, errors
 from pegboard.api.hooks import HOOK_SURFACES
+from pegboard.config.aliases import ALIASES
+from pegboard.config.engine import POLICIES
 from pegboard.testing.checkpoints import write_tiny_model
 from pegboard_quant_gguf.pretokenizers import PRETOKENIZERS
 from pegboard_quant_gguf.types import SUPPORTED_TYPES
@@ -195,13 +197,14 @@ def test_the_examples_of_the_manual_run(
     for name, code in example_files(repo_root / "docs/using.md").items():
         exec(compile(code, name, "exec"), {"__name__": "__main__"})
         printed[name] = capsys.readouterr().out
-    assert printed.keys() == {"first.py", "chat.py", "stream.py", "salted.py"}
+    assert printed.keys() == {"first.py", "chat.py", "stream.py", "salted.py", "urgent.py"}
     counts = [line.split()[:2] for line in printed["first.py"].splitlines()]
     assert [prompt for prompt, _ in counts] == ["16", "16"]
     assert all(1 <= int(answer) <= 8 for _, answer in counts)
     assert printed["chat.py"].endswith("<user>Why is the sky blue?\n<assistant>\n")
     assert printed["stream.py"]
     assert printed["salted.py"].splitlines() == ["ada 0", "ada 32", "bob 0"]
+    assert printed["urgent.py"] == "Now! 0\n"
 
 
 def test_the_manual_lists_every_sampling_parameter_with_its_default(repo_root: Path) -> None:
@@ -218,6 +221,17 @@ def test_the_manual_lists_every_engine_option_with_its_default(repo_root: Path) 
         field.name: "" if field.default is attrs.NOTHING else repr(field.default)
         for field in attrs.fields(EngineConfig)
     }
+
+
+def test_the_manual_lists_every_alias_of_an_option(repo_root: Path) -> None:
+    rows = table(repo_root / "docs/using.md", "alias")
+    assert {name: row[0].partition("`")[0] for name, row in rows.items()} == {
+        name: alias.setting for name, alias in ALIASES.items()
+    }
+
+
+def test_the_manual_lists_every_policy(repo_root: Path) -> None:
+    assert set(table(repo_root / "docs/using.md", "policy")) == set(POLICIES)
 
 
 def test_the_manual_lists_every_error_with_its_exit_code(repo_root: Path) -> None:

@@ -34,8 +34,9 @@ def engine(executor: ToyExecutor | None = None, **settings: Any) -> LLMEngine:
         max_model_len=CONTEXT,
         eos_token_ids=(),
         seeds=random.Random(0),
+        priorities=config.scheduling_policy == "priority",
     )
-    return LLMEngine(core, inputs, None)
+    return LLMEngine(core, inputs, None, config.stream_interval)
 
 
 def run(llm: LLMEngine) -> dict[str, RequestOutput]:

@@ -99,6 +99,10 @@ class World:
         request, limit = open_request(self.kv, ids), len(ids) - 1
         hit = self.kv.match(request, limit)
         assert hit.tokens == self.reference.longest(ids, limit), f"{len(ids)} tokens"
+        shorter = self.reference.longest(ids, self.rng.randrange(limit + 1))
+        unit = self.kv.prefix_match_unit
+        again = self.kv.cached_units(request, limit, known=shorter // unit)
+        assert again * unit == hit.tokens, f"{shorter} of {len(ids)} tokens known"
         self.note(hit)
         want = Allocation(request, hit.tokens, self.kv.cut(hit.tokens, 1), given=hit)
         if self.kv.allocate(want) is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from pegboard.api.params import SamplingParams
 from pegboard.api.views import EngineRequest
+from pegboard.config.engine import POLICIES
 from pegboard.kv.groups import blocks_for, form_groups
 from pegboard.testing.toy import ToyCounts, ToyExecutor, toy_generate
 from pegboard.testing.toy_engine import ToyEngine, toy_request
@@ -39,6 +41,10 @@ class Setting(msgspec.Struct, frozen=True):
     kinds: str = "full"
     depth: int = 1
     shuffled: bool = False
+    policy: str = "fcfs"
+    partial: tuple[int, int, int] = (1, 1, 0)
+    """Prompts at once, long ones among them, threshold."""
+    reserving: bool = True
 
 
 def workload(rng: random.Random, encoder_tokens: int = 0) -> list[EngineRequest]:
@@ -56,6 +62,7 @@ def workload(rng: random.Random, encoder_tokens: int = 0) -> list[EngineRequest]
             "seed": rng.randrange(2**40),
             "end_ids": rng.sample(range(97), rng.choice([0, 6])),
             "cache_salt": rng.choice([None, None, None, "tenant"]),
+            "priority": rng.randrange(-2, 3),
             "encoder_tokens": encoder_tokens and rng.randrange(encoder_tokens),
         }
         for child in range(n):
@@ -88,7 +95,22 @@ def make_engine(setting: Setting, requests: list[EngineRequest]) -> ToyEngine:
         max_num_seqs=setting.seqs,
         enable_prefix_caching=setting.caching,
         enable_chunked_prefill=setting.chunked,
+        scheduler_reserve_full_isl=setting.reserving,
+        **policy_options(setting),
     )
+
+
+def policy_options(setting: Setting) -> dict[str, Any]:
+    """Options that not every other one goes together with are left out where they do not."""
+    options: dict[str, Any] = {"scheduling_policy": setting.policy}
+    if setting.policy == "lpm" and not setting.caching:
+        options = {}
+    if setting.chunked:
+        most, longs, threshold = setting.partial
+        options["max_num_partial_prefills"] = most
+        options["max_long_partial_prefills"] = min(longs, most)
+        options["long_prefill_token_threshold"] = threshold
+    return options
 
 
 def run_setting(setting: Setting) -> ToyEngine:
@@ -126,6 +148,9 @@ settings_strategy = st.builds(
     kinds=st.sampled_from(sorted(TOY_KINDS)),
     depth=st.sampled_from([1, 1, 2, 3]),
     shuffled=st.booleans(),
+    policy=st.sampled_from(POLICIES),
+    partial=st.tuples(st.integers(1, 4), st.integers(1, 4), st.sampled_from([0, 0, 5, 40])),
+    reserving=st.booleans(),
 )
 
 
@@ -143,9 +168,16 @@ def test_any_schedule_gives_the_tokens_of_each_request_alone(setting: Setting) -
 def test_a_fixed_sweep_exercises_everything_that_it_claims(depth: int) -> None:
     counts, preemptions = Counter[str](), 0
     for seed in range(10):
-        for block_size, budget in ((8, 16), (16, 48), (32, 1024)):
+        for number, (block_size, budget) in enumerate(((8, 16), (16, 48), (32, 1024))):
             setting = Setting(
-                seed, budget, block_size, caching=seed % 2 == 0, share=0.25, seqs=12, depth=depth
+                seed,
+                budget,
+                block_size,
+                caching=seed % 2 == 0,
+                share=0.25,
+                seqs=12,
+                depth=depth,
+                policy=POLICIES[(seed // 2 + number) % 3],
             )
             engine = run_setting(setting)
             counts.update(msgspec.structs.asdict(engine.executor.counts))
@@ -161,7 +193,7 @@ def test_a_fixed_sweep_exercises_everything_that_it_claims(depth: int) -> None:
 class Storm:
     """Adds, aborts, finishes, failures, resyncs, resets at random, also within a step."""
 
-    def __init__(self, seed: int, depth: int, caching: bool) -> None:
+    def __init__(self, seed: int, depth: int, caching: bool, **options: Any) -> None:
         self.rng = random.Random(seed)
         self.engine = ToyEngine(
             blocks=26,
@@ -172,18 +204,22 @@ class Storm:
             enable_prefix_caching=caching,
             executor=ToyExecutor(poison=96),
             watermark=0.05,
+            **options,
         )
         self.live: dict[str, EngineRequest] = {}
         self.done = Counter[str]()
         self._number = 0
         self._flying = 0
         self._depth = depth
+        self._events = (0, 0, 0)
+        self._was_reset = False
 
     def run(self, operations: int) -> None:
         actions = ["add"] * 4 + ["step"] * 12 + ["abort", "finish", "resync", "reset"]
         for _ in range(operations):
             getattr(self, self.rng.choice(actions))()
             self.engine.scheduler.check()
+            self._watch_counters()
         while self.engine.scheduler.has_work():
             self.step()
             self.engine.scheduler.check()
@@ -212,6 +248,7 @@ class Storm:
                 child=child,
                 params=SamplingParams(temperature=1.0),
                 parent=f"{number}.0" if child else None,
+                priority=number % 7 - 3,
             )
             self.engine.add(request)
             self.live[request.request_id] = request
@@ -237,6 +274,18 @@ class Storm:
         else:
             assert told == whole[: len(told)], f"{name} differs"
 
+    def _watch_counters(self) -> None:
+        """None is ever negative, and those that count events never fall."""
+        stats = self.engine.scheduler.stats()
+        levels = (stats.running, stats.waiting, stats.used_blocks, stats.total_blocks)
+        events = (stats.preemptions, stats.cache.queried_tokens, stats.cache.hit_tokens)
+        assert min(*levels, *events) >= 0, stats
+        if not self._was_reset:
+            assert all(new >= old for old, new in zip(self._events, events, strict=True)), stats
+        assert stats.running + stats.waiting == len(self.live), stats
+        assert stats.cache.hit_tokens <= stats.cache.queried_tokens
+        self._events, self._was_reset = events, False
+
     def _pick(self) -> list[str]:
         if not self.live:
             return []
@@ -260,7 +309,8 @@ class Storm:
             self.engine.scheduler.resync()
 
     def reset(self) -> None:
-        self.done["resets"] += self.engine.scheduler.reset_prefix_cache()
+        self._was_reset = self.engine.scheduler.reset_prefix_cache()
+        self.done["resets"] += self._was_reset
 
 
 def demand(storm: Storm, least: int) -> None:
@@ -290,10 +340,39 @@ def test_random_operations_leave_every_block_free_or_cached(depth: int, caching:
     demand(storm, 5)
 
 
+SHARING = {"max_num_partial_prefills": 3, "max_long_partial_prefills": 2}
+
+
+@pytest.mark.parametrize(
+    ("policy", "depth", "options"),
+    [
+        ("priority", 1, {}),
+        ("priority", 2, {"long_prefill_token_threshold": 5, **SHARING}),
+        ("lpm", 1, {"long_prefill_token_threshold": 9}),
+        ("lpm", 2, {"scheduler_reserve_full_isl": False}),
+    ],
+)
+def test_random_operations_under_every_policy(
+    policy: str, depth: int, options: dict[str, Any]
+) -> None:
+    storm = Storm(seed=5, depth=depth, caching=True, scheduling_policy=policy, **options)
+    storm.run(1000)
+    demand(storm, 3)
+
+
 @pytest.mark.accept
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_10000_random_operations_leave_every_block_free_or_cached(depth: int, seed: int) -> None:
     storm = Storm(seed=seed, depth=depth, caching=seed % 2 == 0)
+    storm.run(10_000)
+    demand(storm, 20)
+
+
+@pytest.mark.accept
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_10000_random_operations_under_every_policy(policy: str, depth: int) -> None:
+    storm = Storm(seed=3, depth=depth, caching=True, scheduling_policy=policy, **SHARING)
     storm.run(10_000)
     demand(storm, 20)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pegboard.api.ops import OpVersion
     from pegboard.api.platform import Platform
     from pegboard.api.quant import QuantFormat
+    from pegboard.api.scheduler import SchedulerClass
 
 __all__ = ["HOOK_SURFACES", "Hooks", "hookimpl", "hookspec"]
 
@@ -48,6 +49,7 @@ HOOK_SURFACES = {
     "pegboard_ops": "ops",
     "pegboard_platforms": "platform",
     "pegboard_quant_formats": "quant",
+    "pegboard_schedulers": "scheduler",
 }
 """Which surface each hook registers into."""
 
@@ -89,6 +91,11 @@ class Hooks:
     @hookspec
     def pegboard_event_publishers(self, ctx: PluginContext) -> Iterable[EventPublisher]:
         """Publishers of what becomes of the blocks of the prefix cache."""
+        return ()
+
+    @hookspec
+    def pegboard_schedulers(self, ctx: PluginContext) -> Iterable[SchedulerClass]:
+        """Schedulers."""
         return ()
 
     @hookspec

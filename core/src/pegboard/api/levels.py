@@ -22,5 +22,6 @@ API_LEVELS = MappingProxyType(
         "ops": 0,
         "platform": 0,
         "quant": 0,
+        "scheduler": 0,
     }
 )

@@ -1,20 +1,32 @@
 """Surface *scheduler*: which tokens run next. Pure bookkeeping; never imports torch.
 
-Called by: `EngineCore`, in the engine process, from one thread. No call may block.
+Called by: `EngineCore`, in the engine process, from one thread. No call may block. An exception
+other than those named here is a fault of the engine and ends all requests.
+
+The core's own scheduler is registered as ``token-budget``. Another one is chosen with
+``scheduler_cls``. It may be written from nothing: it then owns every block of the cache but block
+0, the null block. Or it changes what goes in and out of the core's, which `SchedulerContext.build`
+makes; it then leaves plans and results as they are.
+
+A scheduler may be asked for a plan while earlier ones have no result yet. Results come in the order
+of the plans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
+import attrs
 import msgspec
 
 from pegboard.api.events import KVEvent
+from pegboard.api.kv import KVCacheConfig
+from pegboard.api.scheduler_class import SchedulerClass
 from pegboard.api.step import StepPlan, StepResult
 from pegboard.api.views import EngineOutput, EngineRequest
 
-__all__ = ["CacheStats", "Scheduler", "SchedulerStats"]
+__all__ = ["CacheStats", "Scheduler", "SchedulerClass", "SchedulerContext", "SchedulerStats"]
 
 
 class CacheStats(msgspec.Struct):
@@ -108,3 +120,15 @@ class Scheduler(Protocol):
         """Verify every count; raises `AssertionError` naming what is off. Callable between
         steps."""
         ...
+
+
+@attrs.frozen
+class SchedulerContext:
+    """What a scheduler is built from."""
+
+    config: Any
+    """`pegboard.EngineConfig`, with `max_model_len` decided."""
+    cache: KVCacheConfig
+    """Groups and number of blocks."""
+    build: Callable[[str], Scheduler]
+    """Builds another scheduler over the same cache, by its registered name."""

@@ -4,13 +4,13 @@ objects."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from pegboard.api.params import SamplingParams
 
-__all__ = ["BlocksView", "EngineOutput", "EngineRequest", "RequestView"]
+__all__ = ["BlocksView", "EngineOutput", "EngineRequest", "RequestEvent", "RequestView"]
 
 
 class EngineRequest(msgspec.Struct):
@@ -42,6 +42,15 @@ class EngineRequest(msgspec.Struct):
     """Tokens that cross-attention reads, of models with an encoder."""
 
 
+class RequestEvent(msgspec.Struct, frozen=True):
+    """Something that happened to a request in the scheduler."""
+
+    kind: Literal["QUEUED", "SCHEDULED", "PREEMPTED"]
+    """Taken in; began to run, for the first time or again; lost its blocks and waits again."""
+    time: float
+    """Seconds of the engine's monotonic clock."""
+
+
 class EngineOutput(msgspec.Struct):
     """What one step brought for one request."""
 
@@ -58,6 +67,10 @@ class EngineOutput(msgspec.Struct):
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache."""
     error: str | None = None
+    events: list[RequestEvent] = msgspec.field(default_factory=list)
+    """What happened since the last output, oldest first."""
+    time: float = 0.0
+    """When the scheduler made this output, in seconds of the engine's monotonic clock."""
 
 
 class RequestView(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from pegboard.config.aliases import ALIASES, canonical
 from pegboard.config.engine import EngineConfig, unknown_option
 from pegboard.errors import ConfigError
 
@@ -18,11 +19,13 @@ __all__ = ["LoadingBar", "engine_options", "loading_bar"]
 def engine_options(pairs: list[str], flags: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of `EngineConfig` from ``name=value`` texts; hyphens may stand for underscores.
 
-    `flags` are settings that have a flag of their own, None where it was not given. Raises
-    `ConfigError` for an unknown name, a bad value, or a setting given twice with different values.
+    `flags` are settings that have a flag of their own, None where it was not given. A setting may
+    also be given by an alias; the result has its own name. Raises `ConfigError` for an unknown
+    name, a bad value, or a setting given twice with different values.
     """
     kinds = {field.name: str(field.type) for field in attrs.fields(EngineConfig)}
     options = {name: value for name, value in flags.items() if value is not None}
+    aliased: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         name = name.replace("-", "_")
@@ -30,6 +33,9 @@ def engine_options(pairs: list[str], flags: Mapping[str, Any]) -> dict[str, Any]
             raise ConfigError(f"option {pair!r} is not of the form name=value")
         if name == "model":
             raise ConfigError(f"-o {pair} is not allowed: the model is an argument")
+        if name in ALIASES:
+            aliased[name] = _convert(name, value, kinds[ALIASES[name].setting])
+            continue
         if name not in kinds:
             raise unknown_option(name)
         converted = _convert(name, value, kinds[name])
@@ -37,7 +43,7 @@ def engine_options(pairs: list[str], flags: Mapping[str, Any]) -> dict[str, Any]
             raise ConfigError(
                 f"{name} is given twice: {options[name]!r}, and -o {name}={value}; give it once"
             )
-    return options
+    return canonical(options | aliased)
 
 
 def _convert(name: str, value: str, kind: str) -> Any:

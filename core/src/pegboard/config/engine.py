@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from pegboard.config.aliases import ALIASES, canonical
 from pegboard.config.kv_events import KVEventsConfig, parse_kv_events
 from pegboard.errors import ConfigError
 
@@ -22,6 +23,9 @@ _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LOAD_FORMATS = ("auto", "dummy")
 STATE_MODES = ("auto", "none", "align", "all")
+POLICIES = ("fcfs", "priority", "lpm")
+
+_UNCHUNKED = "while enable_chunked_prefill is False, since prompts then run whole"
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -108,6 +112,22 @@ class EngineConfig:
     max_num_batched_tokens: int = attrs.field(default=2048, validator=_integer(1))
     """Token budget of a step."""
     enable_chunked_prefill: bool = attrs.field(default=True, validator=_boolean)
+    scheduling_policy: str = attrs.field(default="fcfs", validator=_one_of(POLICIES))
+    """Who is admitted first. ``fcfs``: in order of arrival. ``priority``: the lowest priority value
+    first. ``lpm``: the longest cached beginning first."""
+    scheduler_cls: str | None = attrs.field(default=None, validator=_text(optional=True))
+    """A registered scheduler, or ``"module:attribute"``. None: the core's own."""
+    max_num_partial_prefills: int = attrs.field(default=1, validator=_integer(1))
+    """Prompts that may be unfinished at once and share a step's budget. 1: one after the other."""
+    max_long_partial_prefills: int = attrs.field(default=1, validator=_integer(1))
+    """Of these, how many may be long."""
+    long_prefill_token_threshold: int = attrs.field(default=0, validator=_integer(0))
+    """A prompt with more tokens left is long, and advances by so many per step. 0: no such limit,
+    and long is what exceeds 4 % of the context."""
+    scheduler_reserve_full_isl: bool = attrs.field(default=True, validator=_boolean)
+    """Admit a request only if its whole input fits, not only its first chunk."""
+    stream_interval: int = attrs.field(default=1, validator=_integer(1))
+    """Tokens between two outputs of a running request; the first and the last come at once."""
     num_gpu_blocks_override: int | None = attrs.field(
         default=None, validator=_integer(2, optional=True)
     )
@@ -154,27 +174,55 @@ class EngineConfig:
                 self.enable_prefix_caching,
                 "True while kv_events_config enables events, for they tell what the cache holds",
             )
+        self._check_prefills()
+        if self.scheduling_policy == "lpm" and not self.enable_prefix_caching:
+            raise _reject(
+                "scheduling_policy", "lpm", "fcfs or priority while enable_prefix_caching is False"
+            )
 
     @property
     def wants_kv_events(self) -> bool:
         """Somebody is told what the prefix cache holds."""
         return self.kv_events_config is not None and self.kv_events_config.active
 
+    def _check_prefills(self) -> None:
+        most, longs = self.max_num_partial_prefills, self.max_long_partial_prefills
+        threshold = self.long_prefill_token_threshold
+        if longs > most:
+            raise _reject(
+                "max_long_partial_prefills", longs, f"at most max_num_partial_prefills ({most})"
+            )
+        if self.max_model_len is not None and threshold > self.max_model_len:
+            raise _reject(
+                "long_prefill_token_threshold",
+                threshold,
+                f"at most max_model_len ({self.max_model_len})",
+            )
+        if self.enable_chunked_prefill:
+            return
+        if most > 1:
+            raise _reject("max_num_partial_prefills", most, f"1 {_UNCHUNKED}")
+        if threshold:
+            raise _reject("long_prefill_token_threshold", threshold, f"0 {_UNCHUNKED}")
+
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> EngineConfig:
-        """Build from keyword options; an unknown name is refused with the nearest known one."""
+        """Build from keyword options, under their own names or those of `ALIASES`.
+
+        An unknown name is refused with the nearest known one.
+        """
         known = [field.name for field in attrs.fields(cls)]
         for name in options:
-            if name not in known:
+            if name not in known and name not in ALIASES:
                 raise unknown_option(name)
-        return cls(**options)
+        return cls(**canonical(options))
 
 
 def unknown_option(name: str) -> ConfigError:
     """The error for a name that no setting has, with the nearest that one has."""
     import difflib
 
-    known = [field.name for field in attrs.fields(EngineConfig)]
+    known = [*(field.name for field in attrs.fields(EngineConfig)), *ALIASES]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return ConfigError(f"unknown engine option {name!r}{hint}")

@@ -14,6 +14,7 @@ from pegboard.api.kv import KVCacheConfig
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.sources import open_tokenizer
+from pegboard.engine.choose_scheduler import make_scheduler
 from pegboard.engine.core import EngineCore
 from pegboard.engine.events import EventSink, open_sink
 from pegboard.engine.inputs import InputProcessor
@@ -24,7 +25,6 @@ from pegboard.kv.groups import form_groups
 from pegboard.kv.sizing import size_cache
 from pegboard.logging import get_logger
 from pegboard.plugins import Board, load_plugins
-from pegboard.scheduler import TokenBudgetScheduler
 from pegboard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def build_engine(
         events = open_sink(board, config.kv_events_config)  # bad options show before the weights
         undo.callback(events.close)
         executor = LOCAL_EXECUTOR.load()(board, config, model, progress=progress)
-        core, cache = build_core(config, executor, model.max_model_len, events)
+        core, cache = build_core(config, executor, model.max_model_len, board, events)
         undo.pop_all()
     release_free_memory()
     inputs = InputProcessor(
@@ -82,8 +82,9 @@ def build_engine(
         eos_token_ids=model.eos_token_ids,
         seeds=random.Random(config.seed),
         encoder_problem=model.tokenizer_problem,
+        priorities=config.scheduling_policy == "priority",
     )
-    engine = LLMEngine(core, inputs, tokenizer)
+    engine = LLMEngine(core, inputs, tokenizer, config.stream_interval)
     return BuiltEngine(config, board, model, cache, tokenizer, engine, templates)
 
 
@@ -91,9 +92,13 @@ def build_core(
     config: EngineConfig,
     executor: Executor,
     max_model_len: int,
+    board: Board | None = None,
     events: EventSink | None = None,
 ) -> tuple[EngineCore, KVCacheConfig]:
-    """Load a model through its executor, decide the cache, and join scheduler and executor."""
+    """Load a model through its executor, decide the cache, and join scheduler and executor.
+
+    Without a board there is only the core's own scheduler.
+    """
     executor.load()
     groups = form_groups(executor.kv_slots(), config.block_size)
     profile = executor.profile()
@@ -103,7 +108,8 @@ def build_core(
     get_logger("pegboard.engine").info("cache sized", blocks=cache.num_blocks, reason=cache.reason)
     executor.allocate(cache)
     executor.warm_up()
-    scheduler = TokenBudgetScheduler(config, cache)
+    decided = attrs.evolve(config, max_model_len=max_model_len)
+    scheduler = make_scheduler(board, decided, cache)
     return EngineCore(scheduler, executor, events), cache
 
 

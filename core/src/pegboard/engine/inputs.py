@@ -55,6 +55,8 @@ class InputProcessor:
     """Draws a seed for each request that brings none, in the order of submission."""
     encoder_problem: str = ""
     """Why there is no tokeniser."""
+    priorities: bool = False
+    """The scheduling policy looks at priorities."""
 
     def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
         """Token ids of any form of prompt, checked. Raises `RequestError` with field ``prompt``."""
@@ -98,6 +100,7 @@ class InputProcessor:
     ) -> list[EngineRequest]:
         """One engine request per sequence; those after the first share the prompt of the first."""
         self.check_params(params)
+        self.check_priority(priority)
         first = EngineRequest(
             request_id=f"{request_id}.0",
             prompt_ids=prompt.ids,
@@ -127,6 +130,21 @@ class InputProcessor:
                         f"{field} names token {token}, outside 0 to {self.vocab_size - 1}",
                         field=field,
                     )
+
+    def check_priority(self, priority: Any) -> None:
+        """Check that it is an integer, and 0 where no policy looks at it."""
+        whole = isinstance(priority, int) and not isinstance(priority, bool)
+        if not whole or not -(2**63) <= priority < 2**63:
+            raise RequestError(
+                f"priority={priority!r} is not allowed: it must be an integer of 64 bits",
+                field="priority",
+            )
+        if priority != 0 and not self.priorities:
+            raise RequestError(
+                f"priority={priority!r} is not allowed: 0, since only "
+                "scheduling_policy='priority' looks at it",
+                field="priority",
+            )
 
     def _from_mapping(self, prompt: Mapping[str, Any]) -> TokenisedPrompt:
         unknown = [key for key in prompt if key not in _PROMPT_KEYS]

@@ -82,8 +82,8 @@ class LLM:
             list of prompts with
                 one seed gives each prompt that seed, so equal prompts get equal answers.
             use_tqdm: Show a progress bar on the terminal.
-            priority: One integer per prompt; only 0 is allowed, since this version's scheduler
-                serves requests in order of arrival.
+            priority: One integer per prompt, the lower served first; other than 0 only with
+                ``scheduling_policy="priority"``.
 
         Raises:
             RequestError: A prompt or parameter is not allowed. All are checked before any of them
@@ -91,7 +91,7 @@ class LLM:
         """
         listed = _listed(prompts)
         params = self._params_for(sampling_params, len(listed))
-        ranks = _ranks(priority, len(listed))
+        ranks = self._ranks(priority, len(listed))
         tokenised = [
             self._tokenise(prompt, place, len(listed)) for place, prompt in enumerate(listed)
         ]
@@ -136,7 +136,8 @@ class LLM:
     def stream(
         self, prompt: Prompt | TokenisedPrompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Answer one prompt, yielding its state after every step that changed it.
+        """Answer one prompt, yielding its state after the first token, then every
+        ``stream_interval`` tokens, and at the end.
 
         Raises `EngineDeadError` if the engine is closed meanwhile.
         """
@@ -229,6 +230,17 @@ class LLM:
             self.engine.inputs.check_params(item)
         return params  # type: ignore[return-value]
 
+    def _ranks(self, priority: Sequence[int] | None, count: int) -> list[int]:
+        if priority is None:
+            return [0] * count
+        if len(priority) != count:
+            raise RequestError(
+                f"priority has {len(priority)} entries for {count} prompts", field="priority"
+            )
+        for rank in priority:
+            self.engine.inputs.check_priority(rank)
+        return list(priority)
+
     def _next_id(self) -> str:
         self._serial += 1
         return str(self._serial - 1)
@@ -267,16 +279,6 @@ def _conversations(messages: Any) -> list[Conversation]:
                 field="messages",
             )
     return list(messages)
-
-
-def _ranks(priority: Sequence[int] | None, count: int) -> list[int]:
-    if priority is None:
-        return [0] * count
-    if len(priority) != count:
-        raise RequestError(
-            f"priority has {len(priority)} entries for {count} prompts", field="priority"
-        )
-    return list(priority)
 
 
 def _progress_bar(total: int, shown: bool) -> Any:

@@ -27,12 +27,17 @@ class LLMEngine:
     """
 
     def __init__(
-        self, core: EngineCore, inputs: InputProcessor, tokenizer: Tokenizer | None
+        self,
+        core: EngineCore,
+        inputs: InputProcessor,
+        tokenizer: Tokenizer | None,
+        stream_interval: int = 1,
     ) -> None:
+        """`stream_interval`: as in `EngineConfig`."""
         self.core = core
         self.inputs = inputs
         self.tokenizer = tokenizer
-        self._outputs = OutputProcessor(tokenizer)
+        self._outputs = OutputProcessor(tokenizer, stream_interval)
         self._serial = 0
         self._fault: BaseException | None = None
         self._closed = False
@@ -53,15 +58,12 @@ class LLMEngine:
         *,
         priority: int = 0,
     ) -> None:
-        """Queue a request. Raises `RequestError` or `ResourceError` and then keeps nothing of
-        it."""
+        """Queue a request. Raises `RequestError` or `ResourceError` and then keeps nothing of it.
+
+        A lower `priority` is served first; other than 0 only with
+        ``scheduling_policy="priority"``.
+        """
         self.check_alive()
-        if priority != 0:
-            raise RequestError(
-                f"priority={priority!r} is not allowed: 0, since the scheduler serves requests in "
-                "order of arrival",
-                field="priority",
-            )
         if request_id in self._outputs.live():
             raise RequestError(
                 f"request_id={request_id!r} is in use by a live request", field="request_id"
@@ -80,8 +82,8 @@ class LLMEngine:
         self._outputs.add(request_id, tokens, params, requests)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; the requests that changed. Raises `EngineDeadError` if the engine itself
-        failed."""
+        """Run one step; the requests whose outputs are due. Raises `EngineDeadError` if the engine
+        itself failed."""
         self.check_alive()
         try:
             outputs = self.core.step()

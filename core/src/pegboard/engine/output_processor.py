@@ -29,6 +29,17 @@ class _Sequence:
     """None without a tokeniser or with ``detokenize=False``."""
     include_stop: bool
     """The stop token's text is part of the output."""
+    delivered: int = 0
+    """Tokens that were there at the last delivery."""
+
+    def due(self, interval: int) -> bool:
+        """Its first tokens, `interval` new ones or its end are to be delivered now."""
+        tokens = len(self.completion.token_ids)
+        new = tokens - self.delivered
+        if self.completion.finished or (new and not self.delivered) or new >= interval:
+            self.delivered = tokens
+            return True
+        return interval == 1
 
 
 @attrs.define
@@ -44,8 +55,11 @@ class _Request:
 class OutputProcessor:
     """Keeps the visible state of every live request."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, stream_interval: int = 1) -> None:
+        """A sequence is delivered with its first token, then every `stream_interval` tokens, and
+        with its end. Nothing is lost in between: each delivery is the whole state."""
         self._tokenizer = tokenizer
+        self._interval = stream_interval
         self._decoder = LogprobDecoder(tokenizer) if tokenizer else None
         self._requests: dict[str, _Request] = {}
         self._owner: dict[str, str] = {}
@@ -75,8 +89,8 @@ class OutputProcessor:
     def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[RequestOutput], list[str]]:
         """Take a step's outputs.
 
-        Returns the requests that changed and the ids of engine requests that a stop string ended,
-        which the engine does not know yet.
+        Returns the requests whose delivery is due, and the ids of engine requests that a stop
+        string ended, which the engine does not know yet.
         """
         changed: dict[str, RequestOutput] = {}
         stopped: list[str] = []
@@ -89,10 +103,12 @@ class OutputProcessor:
                 continue
             if self._take(request, item):
                 stopped.append(item.request_id)
-            request.unfinished -= request.sequences[item.request_id].completion.finished
+            sequence = request.sequences[item.request_id]
+            request.unfinished -= sequence.completion.finished
             if not request.unfinished:
                 self._close(request_id, request)
-            changed[request_id] = request.output
+            if sequence.due(self._interval):
+                changed[request_id] = request.output
         return list(changed.values()), stopped
 
     def drop(self, request_id: str, reason: str, error: str | None = None) -> list[str]:
@@ -129,8 +145,11 @@ class OutputProcessor:
             self._take_prompt(request, item.prompt_logprobs)
         sequence = request.sequences[item.request_id]
         completion = sequence.completion
-        if item.token_ids and request.output.metrics.first_token_time is None:
-            request.output.metrics.first_token_time = time.time()
+        metrics = request.output.metrics
+        for event in item.events:
+            metrics.note(event)
+        if item.token_ids:
+            metrics.note_tokens(item.time or time.monotonic())
         request.output.num_cached_tokens = max(request.output.num_cached_tokens, item.cached_tokens)
         stop, used = self._take_text(sequence, item)
         self._take_tokens(completion, item, used)

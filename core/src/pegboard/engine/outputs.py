@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import attrs
 
 from pegboard.api.params import Logprob
+from pegboard.api.views import RequestEvent
 
 __all__ = ["CompletionOutput", "RequestMetrics", "RequestOutput"]
 
@@ -35,11 +38,58 @@ class CompletionOutput:
 
 @attrs.define
 class RequestMetrics:
-    """Times in seconds since the epoch."""
+    """When things happened to a request.
+
+    ``…_time`` are seconds since the epoch. ``…_ts`` are seconds of the engine's monotonic clock,
+    good for differences only. With `n` above 1: the first or last time for any of the sequences.
+    """
 
     arrival_time: float
     first_token_time: float | None = None
     finished_time: float | None = None
+    queued_ts: float | None = None
+    """The scheduler took it in."""
+    scheduled_ts: float | None = None
+    """It began to run."""
+    first_token_ts: float | None = None
+    last_token_ts: float | None = None
+    preemptions: int = 0
+    """How often its sequences lost their blocks and were computed again."""
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """From taken in to running."""
+        return _difference(self.queued_ts, self.scheduled_ts)
+
+    @property
+    def prefill_seconds(self) -> float | None:
+        """From running to the first token, preemptions included."""
+        return _difference(self.scheduled_ts, self.first_token_ts)
+
+    @property
+    def decode_seconds(self) -> float | None:
+        """From the first token to the last, preemptions included."""
+        return _difference(self.first_token_ts, self.last_token_ts)
+
+    def note(self, event: RequestEvent) -> None:
+        """Take over what the scheduler tells."""
+        if event.kind == "QUEUED" and self.queued_ts is None:
+            self.queued_ts = event.time
+        elif event.kind == "SCHEDULED" and self.scheduled_ts is None:
+            self.scheduled_ts = event.time
+        elif event.kind == "PREEMPTED":
+            self.preemptions += 1
+
+    def note_tokens(self, moment: float) -> None:
+        """Tokens arrived, at `moment` of the monotonic clock."""
+        if self.first_token_ts is None:
+            self.first_token_time = time.time()
+            self.first_token_ts = moment
+        self.last_token_ts = moment
+
+
+def _difference(start: float | None, stop: float | None) -> float | None:
+    return None if start is None or stop is None else stop - start
 
 
 @attrs.define

@@ -31,6 +31,7 @@ from pegboard.kv.coordinator import common_beginning, parts_to_lists
 from pegboard.kv.events import CacheLog, EventLog, NullLog
 from pegboard.kv.groups import blocks_for, longest_request
 from pegboard.kv.hashing import BlockHasher
+from pegboard.kv.paged import PagedPolicy
 from pegboard.kv.policies import make_policy
 from pegboard.kv.policy import UNBOUNDED, GroupPolicy
 from pegboard.kv.states import StatePolicy
@@ -65,6 +66,8 @@ class KVManager:
         self._policies: list[GroupPolicy] = [
             make_policy(group, self.prefix_match_unit) for group in cache.groups
         ]
+        # A group that needs every block of a beginning, if there is one.
+        self._whole = next((p for p in self._policies if type(p) is PagedPolicy), None)
         self._states = [p for p in self._policies if isinstance(p, StatePolicy)]
         self.caching = caching and all(policy.cacheable for policy in self._policies)
         self._forgetful = [policy for policy in self._policies if policy.forgets]
@@ -115,17 +118,35 @@ class KVManager:
         """The beginning of a request that starts from scratch."""
         return Hit(0, [[] for _ in self.groups], [])
 
+    def hash_units(self, request: KVRequest, limit: int) -> int:
+        """Hash the units of the first `limit` tokens; how many there are, 0 without caching."""
+        most = max(limit, 0) // self.prefix_match_unit if self.caching else 0
+        self._hash(request, most)
+        return most
+
+    def cached_units(self, request: KVRequest, limit: int, known: int = 0) -> int:
+        """Length of what `match` would find, in hash units.
+
+        So many leading units are `known` to be found, as they were for a request that begins
+        alike; with them a long beginning is not searched again.
+        """
+        most = self.hash_units(request, limit)
+        whole, tokens = self._whole, known * self.prefix_match_unit
+        if known and whole is not None and tokens % whole.block_size == 0:
+            rest = request.hashes[known:most]
+            if whole.longest(self.pool, rest, len(rest)) == 0:
+                return known
+        return common_beginning(self._policies, self.pool, request.hashes, most)
+
     def match(self, request: KVRequest, limit: int) -> Hit:
         """The longest cached beginning of at most `limit` tokens, in whole hash units.
 
         Takes no references. `limit` is below the number of known tokens, so that at least one is
         computed: logits come from computing.
         """
-        most = limit // self.prefix_match_unit if self.caching else 0
-        if most <= 0:
+        units = self.cached_units(request, limit)
+        if units == 0:
             return self.nothing()
-        self._hash(request, most)
-        units = common_beginning(self._policies, self.pool, request.hashes, most)
         parts = [policy.begin(self.pool, request.hashes, units) for policy in self._policies]
         return Hit(units * self.prefix_match_unit, *parts_to_lists(parts))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pegboard.api.checkpoint import CheckpointSource
 from pegboard.api.command import Command
 from pegboard.api.descriptor import Descriptor
+from pegboard.api.scheduler_class import SchedulerClass
 from pegboard.cli.table import COMMANDS
 
 __all__ = ["core_descriptors"]
@@ -13,7 +14,8 @@ __all__ = ["core_descriptors"]
 def core_descriptors() -> tuple[tuple[str, Descriptor], ...]:
     """(surface, descriptor) pairs, in order."""
     commands = (("command", Command(entry.name, entry.help, entry.target)) for entry in COMMANDS)
-    return (*commands, ("checkpoint", _safetensors()))
+    scheduler = SchedulerClass("token-budget", "pegboard.scheduler:build_scheduler")
+    return (*commands, ("checkpoint", _safetensors()), ("scheduler", scheduler))
 
 
 def _safetensors() -> CheckpointSource:

@@ -36,6 +36,7 @@ DESCRIPTOR_TYPES = MappingProxyType(
         "ops": "pegboard.api.ops:OpVersion",
         "platform": "pegboard.api.platform:Platform",
         "quant": "pegboard.api.quant:QuantFormat",
+        "scheduler": "pegboard.api.scheduler_class:SchedulerClass",
     }
 )
 """What the hook of each surface must return, imported only when a hook returned something."""

@@ -6,10 +6,11 @@ keeps all books in step, so that nothing can be half done.
 
 from __future__ import annotations
 
+from pegboard.api.scheduler import SchedulerStats
 from pegboard.kv import Beginning, Fork, KVManager
 from pegboard.scheduler.draft import Draft, Record
 from pegboard.scheduler.families import Families, check_kin
-from pegboard.scheduler.queue import ArrivalQueue
+from pegboard.scheduler.policies import POLICIES
 from pegboard.scheduler.request import Request, Status
 from pegboard.scheduler.slots import SlotBook
 
@@ -19,12 +20,14 @@ __all__ = ["Books"]
 class Books:
     """The rooms. Fields are read by the scheduler and the audit; changes go through the methods."""
 
-    def __init__(self, kv: KVManager, slots: int) -> None:
+    def __init__(self, kv: KVManager, slots: int, policy: str = "fcfs") -> None:
+        """`policy` is a name of `POLICIES`."""
         self.kv = kv
         self.slots = SlotBook(slots)
-        self.waiting = ArrivalQueue()
+        self._policy = POLICIES[policy]
+        self.waiting = self._policy.queue(kv)
         self.running: list[Request] = []
-        """In order of admission."""
+        """In the policy's order: the last one gives way first."""
         self.families = Families(kv)
         self.requests: dict[str, Request] = {}
         """All live ones by id."""
@@ -52,10 +55,10 @@ class Books:
             sources = [source.block for source in given.sources]
             draft.add_copies(self.kv.copies(given, blocks), sources)
         request.admit(self.slots.take(), given.tokens)
-        self.running.append(request)
+        self._policy.seat(self.running, request)
 
     def preempt_last(self, draft: Draft) -> Request:
-        """Back to the queue with the request admitted last; it has no row in this step."""
+        """Back to the queue with the last running request; it has no row in this step."""
         request = self.running.pop()
         draft.drop(request)
         self.preemptions += 1
@@ -94,3 +97,15 @@ class Books:
         del self.in_flight[record.plan.step_id]
         self.kv.release(record.loose)
         self.slots.updated(record.plan.step_id)
+
+    def stats(self) -> SchedulerStats:
+        """A snapshot."""
+        pool = self.kv.pool
+        return SchedulerStats(
+            running=len(self.running),
+            waiting=len(self.requests) - len(self.running),
+            used_blocks=pool.total - pool.available,
+            total_blocks=pool.total,
+            preemptions=self.preemptions,
+            cache=self.kv.stats(),
+        )

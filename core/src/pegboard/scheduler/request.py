@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+from time import monotonic
+from typing import Literal
 
 import msgspec
 
 from pegboard.api.params import SamplingParams
 from pegboard.api.step import NewRow
-from pegboard.api.views import EngineRequest
+from pegboard.api.views import EngineRequest, RequestEvent
 from pegboard.kv import Fork, KVRequest
 
 __all__ = ["Request", "Status"]
@@ -70,10 +72,12 @@ class Request(msgspec.Struct, eq=False):
     """References on the parent's prompt, while waiting."""
     leader: Request | None = None
     """While parked: the request that computes the prompt."""
+    events: list[RequestEvent] = msgspec.field(default_factory=list)
+    """What happened since the last output."""
 
     @classmethod
     def make(cls, origin: EngineRequest, kv: KVRequest, order: int) -> Request:
-        """A waiting request."""
+        """A waiting request that was taken in now."""
         stop_ids = frozenset(origin.params.stop_token_ids or ())
         return cls(
             origin=origin,
@@ -83,6 +87,7 @@ class Request(msgspec.Struct, eq=False):
             end_ids=frozenset(origin.end_ids) | stop_ids,
             stop_ids=stop_ids,
             needed=cls.tokens_needed(origin),
+            events=[RequestEvent("QUEUED", monotonic())],
         )
 
     @staticmethod
@@ -144,6 +149,7 @@ class Request(msgspec.Struct, eq=False):
         self.status, self.slot = Status.RUNNING, slot
         self.planned = self.computed = start
         self.fork, self.admitted = None, True
+        self._note("SCHEDULED")
 
     def schedule(self, count: int, step_id: int) -> bool:
         """Plan `count` more tokens; True if the step will sample."""
@@ -158,11 +164,22 @@ class Request(msgspec.Struct, eq=False):
         self.status, self.slot = Status.WAITING, -1
         self.planned = self.computed = 0
         self.epoch += 1
+        self._note("PREEMPTED")
 
     def end(self) -> None:
         """Leave for good."""
         self.status, self.slot = Status.FINISHED, -1
         self.fork = self.leader = None
+
+    def _note(self, kind: Literal["SCHEDULED", "PREEMPTED"]) -> None:
+        self.events.append(RequestEvent(kind, monotonic()))
+
+    def take_events(self) -> list[RequestEvent]:
+        """What happened since the last call."""
+        if not self.events:
+            return self.events
+        events, self.events = self.events, []
+        return events
 
     def new_row(self, blocks: list[list[int]]) -> NewRow:
         """What the runner needs to know when the request gets its slot."""

@@ -5,13 +5,15 @@ Stop strings are found outside and arrive through `finish`.
 
 from __future__ import annotations
 
+from time import monotonic
+
 import msgspec
 
 from pegboard.api.step import PromptLogprobs, StepResult, TokenLogprobs
 from pegboard.api.views import EngineOutput
 from pegboard.scheduler.request import Request
 
-__all__ = ["LENGTH", "Ending", "make_output", "take_scores", "take_tokens"]
+__all__ = ["LENGTH", "Ending", "make_end", "make_output", "take_scores", "take_tokens"]
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -76,4 +78,19 @@ def make_output(
         logprobs=None if logprobs is None else logprobs[: len(taken)],
         prompt_logprobs=scores,
         cached_tokens=request.cached_tokens,
+        events=request.take_events(),
+        time=monotonic(),
+    )
+
+
+def make_end(request: Request, reason: str, error: str | None = None) -> EngineOutput:
+    """The last message of a request that brings no tokens."""
+    return EngineOutput(
+        request_id=request.origin.request_id,
+        token_ids=[],
+        finish_reason=reason,
+        cached_tokens=request.cached_tokens,
+        error=error,
+        events=request.take_events(),
+        time=monotonic(),
     )

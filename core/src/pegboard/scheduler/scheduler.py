@@ -1,10 +1,10 @@
 """The scheduler of the core: running requests first, under a token budget.
 
 There is no prefill phase and no decode phase. A request has tokens known and tokens planned, and
-each step closes the gap as far as budget and blocks reach: first for running requests, in order of
-admission, then for waiting ones, in order of arrival. If blocks run out, the references of waiting
-children are given up, then the request that was admitted last is preempted: its blocks are freed
-and it is computed again later, sampled tokens included.
+each step closes the gap as far as budget and blocks reach: first for running requests, then for
+waiting ones, each in the order of the policy (`policies`). If blocks run out, the references of
+waiting children are given up, then the last running request is preempted: its blocks are freed and
+it is computed again later, sampled tokens included.
 
 Planning advances what is *planned*, updating what is *computed*; see `Request`. `plan` may thus be
 called again before the update of the step before; updates come in the order of plans.
@@ -26,8 +26,10 @@ from pegboard.scheduler.admission import check_request
 from pegboard.scheduler.audit import audit
 from pegboard.scheduler.books import Books
 from pegboard.scheduler.draft import Draft, Record
+from pegboard.scheduler.limits import PrefillLimits
 from pegboard.scheduler.request import Request, Status
-from pegboard.scheduler.results import LENGTH, make_output, take_scores, take_tokens
+from pegboard.scheduler.results import LENGTH, make_end, make_output, take_scores, take_tokens
+from pegboard.scheduler.room import Room
 
 __all__ = ["TokenBudgetScheduler"]
 
@@ -44,8 +46,9 @@ class TokenBudgetScheduler:
             budget=config.max_num_batched_tokens,
             events=config.wants_kv_events,
         )
-        self._watermark = int(config.watermark * self._kv.pool.total)
-        self._books = Books(self._kv, config.max_num_seqs)
+        self._limits = PrefillLimits(config)
+        self._room = Room(self._kv, config)
+        self._books = Books(self._kv, config.max_num_seqs, config.scheduling_policy)
         self._arrivals = self._steps = 0
         self._resync = False
 
@@ -58,10 +61,7 @@ class TokenBudgetScheduler:
         self._arrivals += 1
 
     def abort(self, ids: Iterable[str]) -> list[EngineOutput]:
-        return [
-            EngineOutput(request.request_id, [], "abort", cached_tokens=request.cached_tokens)
-            for request in self._end_all(ids)
-        ]
+        return [make_end(request, "abort") for request in self._end_all(ids)]
 
     def finish(self, ids: Iterable[str], reason: str) -> None:
         self._end_all(ids)
@@ -80,6 +80,7 @@ class TokenBudgetScheduler:
     def plan(self) -> StepPlan:
         draft = Draft(self._steps, self._budget)
         resync = self._restate(draft)
+        self._limits.begin(draft.budget, self._books.running, self._books.waiting)
         self._continue_running(draft)
         if not draft.short:  # else blocks are short, and whoever waits would fail in vain
             self._admit_waiting(draft)
@@ -102,9 +103,10 @@ class TokenBudgetScheduler:
         while index < len(running) and draft.budget > 0:
             request = running[index]
             index += 1
-            count = min(request.ready, draft.budget)
-            if count <= 0:
+            ready = request.ready
+            if ready <= 0:
                 continue
+            count = self._limits.cut(ready, min(ready, draft.budget))
             count = self._cut(request, request.planned, count)
             blocks = self._make_room(Allocation(request.kv, request.planned, count), request, draft)
             if blocks is not None:
@@ -146,23 +148,26 @@ class TokenBudgetScheduler:
             draft.add_copies(self._kv.snapshot(request.kv, start))
 
     def _admit_waiting(self, draft: Draft) -> None:
-        """Admit in order, as long as budget, slots and blocks last."""
-        while draft.budget > 0 and self._books.slots.available:
-            request = self._books.waiting.peek()
+        """Admit in the policy's order, as long as budget, slots and blocks last."""
+        books = self._books
+        self._limits.count(books.running)
+        books.waiting.arrange(books.running)
+        while draft.budget > 0 and books.slots.available and self._room.any(books.running):
+            request = books.waiting.peek()
             # A preempted request whose last token is in flight comes back when the token is known.
             if request is None or request.placeholders or not self._admit(request, draft):
                 return
 
     def _admit(self, request: Request, draft: Draft) -> bool:
-        """Start the first waiting request.
+        """Start the first waiting request, or pass over it.
 
         False if it must wait, True if the queue may be looked at again.
         """
         books = self._books
-        pool = self._kv.pool
-        if books.running and pool.total and pool.available <= self._watermark:
-            return False
         given = request.fork or self._kv.match(request.kv, request.readable)
+        if self._limits.passes_over(request.known - given.tokens):
+            books.waiting.set_aside(request)
+            return True
         if self._start(request, given, draft):
             return True
         if books.running:
@@ -176,15 +181,17 @@ class TokenBudgetScheduler:
     def _start(self, request: Request, given: Beginning, draft: Draft) -> bool:
         """Plan the first chunk of a waiting request; False if budget or blocks do not reach."""
         count = self._first_chunk(request, given.tokens, draft.budget)
-        if count <= 0:
+        rest = request.known - given.tokens
+        if count <= 0 or not self._limits.admits(rest, count):
             return False
         held = [[block.id for block in blocks] for blocks in given.blocks]
-        reserve = self._reserve(request, given.tokens + count)
+        reserve = self._room.reserve(request, given.tokens + count, self._books.running)
         want = Allocation(request.kv, given.tokens, count, given=given, reserve=reserve)
         new = self._kv.allocate(want)
         if new is None:
             return False
         self._count_hit(request, given)
+        self._limits.admitted(rest, count)
         self._books.start(request, given, new, draft)
         self._snapshot(request, given.tokens, draft)
         draft.restate(request, held)
@@ -198,17 +205,7 @@ class TokenBudgetScheduler:
         # step; it runs in the fewest pieces.
         if not self._chunked and budget < min(rest, self._budget):
             return 0
-        return self._cut(request, start, min(rest, budget))
-
-    def _reserve(self, request: Request, stop: int) -> int:
-        """Blocks to leave beside those for the first `stop` tokens.
-
-        These are the watermark and the rest of the input, unless the request is alone.
-        """
-        if not self._books.running:
-            return 0
-        rest = self._kv.blocks_for(request.known) - self._kv.blocks_for(stop)
-        return self._watermark + rest
+        return self._cut(request, start, self._limits.cut(rest, min(rest, budget)))
 
     def _count_hit(self, request: Request, given: Beginning) -> None:
         """Statistics of a prompt's first look into the cache."""
@@ -273,7 +270,7 @@ class TokenBudgetScheduler:
             error = "the executor returned no token for this request"
         if error is not None:
             self._books.end(request)
-            return EngineOutput(request.request_id, [], "error", error=error)
+            return make_end(request, "error", error)
         computed = plan.starts[row] + plan.counts[row]
         if record.epochs[row] == request.epoch:
             self._books.advance(request, computed)
@@ -293,15 +290,7 @@ class TokenBudgetScheduler:
         return bool(self._books.requests or self._books.in_flight)
 
     def stats(self) -> SchedulerStats:
-        books, pool = self._books, self._kv.pool
-        return SchedulerStats(
-            running=len(books.running),
-            waiting=len(books.requests) - len(books.running),
-            used_blocks=pool.total - pool.available,
-            total_blocks=pool.total,
-            preemptions=books.preemptions,
-            cache=self._kv.stats(),
-        )
+        return self._books.stats()
 
     def reset_prefix_cache(self) -> bool:
         return self._kv.reset()

@@ -1,0 +1,24 @@
+"""The descriptor of surface *scheduler*, apart from its contract: the board imports it at start-up,
+when nothing else of `pegboard.api.scheduler` is wanted."""
+
+from __future__ import annotations
+
+import attrs
+
+from pegboard.api.descriptor import LazyRef, lazy_ref
+
+__all__ = ["SchedulerClass"]
+
+
+@attrs.frozen
+class SchedulerClass:
+    """Descriptor of a scheduler.
+
+    `build` refers to a callable ``(SchedulerContext) -> Scheduler``, for example the class itself.
+    """
+
+    name: str
+    build: LazyRef = attrs.field(converter=lazy_ref)
+
+    def claims(self) -> tuple[str, ...]:
+        return ()

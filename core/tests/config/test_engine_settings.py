@@ -1,0 +1,95 @@
+"""Settings that depend on one another, and their other names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+from pegboard.cli.options import engine_options
+from pegboard.config.aliases import ALIASES
+from pegboard.config.engine import EngineConfig
+from pegboard.errors import ConfigError
+
+
+def make(**options: Any) -> EngineConfig:
+    return EngineConfig.from_options({"model": "x", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"scheduling_policy": "random"}, "one of fcfs, priority, lpm"),
+        ({"scheduling_policy": "lpm", "enable_prefix_caching": False}, "enable_prefix_caching"),
+        ({"max_num_partial_prefills": 0}, "max_num_partial_prefills=0 .* at least 1"),
+        ({"max_long_partial_prefills": 2}, r"at most max_num_partial_prefills \(1\)"),
+        ({"long_prefill_token_threshold": -1}, "at least 0"),
+        (
+            {"long_prefill_token_threshold": 101, "max_model_len": 100},
+            r"threshold=101 .* at most max_model_len \(100\)",
+        ),
+        (
+            {"enable_chunked_prefill": False, "max_num_partial_prefills": 2},
+            "max_num_partial_prefills=2 .*: 1 while enable_chunked_prefill is False",
+        ),
+        (
+            {"enable_chunked_prefill": False, "long_prefill_token_threshold": 9},
+            "long_prefill_token_threshold=9 .*: 0 while enable_chunked_prefill is False",
+        ),
+        ({"stream_interval": 0}, "stream_interval=0 .* at least 1"),
+        ({"scheduler_reserve_full_isl": 1}, "True or False"),
+        ({"scheduler_cls": ""}, "at least one character"),
+    ],
+)
+def test_a_bad_setting_is_refused_with_field_value_and_what_is_allowed(
+    options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make(**options)
+
+
+@pytest.mark.parametrize(
+    ("alias", "value", "setting", "meant"),
+    [
+        ("chunked_prefill_size", 512, "max_num_batched_tokens", 512),
+        ("context_length", 100, "max_model_len", 100),
+        ("disable_radix_cache", True, "enable_prefix_caching", False),
+        ("disable_radix_cache", False, "enable_prefix_caching", True),
+        ("max_running_requests", 3, "max_num_seqs", 3),
+        ("mem_fraction_static", 0.5, "gpu_memory_utilization", 0.5),
+        ("page_size", 32, "block_size", 32),
+        ("random_seed", 7, "seed", 7),
+        ("schedule_policy", "lpm", "scheduling_policy", "lpm"),
+    ],
+)
+def test_an_alias_sets_what_it_stands_for(alias: str, value: Any, setting: str, meant: Any) -> None:
+    assert getattr(make(**{alias: value}), setting) == meant
+    assert engine_options([f"{alias.replace('_', '-')}={value}"]) == {setting: meant}
+
+
+def test_every_alias_stands_for_a_setting_and_hides_none() -> None:
+    settings = {field.name for field in attrs.fields(EngineConfig)}
+    assert {alias.setting for alias in ALIASES.values()} <= settings
+    assert not settings & set(ALIASES)
+
+
+def test_a_setting_given_by_both_names_is_refused_even_with_equal_values() -> None:
+    with pytest.raises(ConfigError, match="schedule_policy and scheduling_policy are two names"):
+        make(schedule_policy="lpm", scheduling_policy="lpm")
+    with pytest.raises(ConfigError, match="two names"):
+        engine_options(["max-num-seqs=3", "max-running-requests=3"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"disable_radix_cache": "yes"}, "disable_radix_cache='yes'"),
+        ({"chunked_prefill_size": -1}, "enable_chunked_prefill=False"),
+        ({"schedule_policy": "dfs-weight"}, "scheduling_policy='dfs-weight'"),
+        ({"schedule_polic": "lpm"}, "did you mean 'schedule_policy'"),
+    ],
+)
+def test_a_bad_alias_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make(**options)
