@@ -10,12 +10,14 @@ import attrs
 from pegboard.api.descriptor import LazyRef
 from pegboard.api.executor import Executor
 from pegboard.api.kv import KVCacheConfig
+from pegboard.api.late import LateSource
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.sources import open_tokenizer
 from pegboard.engine.core import EngineCore
 from pegboard.engine.inputs import InputProcessor
 from pegboard.engine.llm_engine import LLMEngine
+from pegboard.errors import ConfigError
 from pegboard.hostmemory import release_free_memory
 from pegboard.kv.groups import form_groups, size_cache
 from pegboard.logging import get_logger
@@ -75,9 +77,13 @@ def build_engine(
 
 
 def build_core(
-    config: EngineConfig, executor: Executor, max_model_len: int
+    config: EngineConfig, executor: Executor, max_model_len: int, *, late: LateSource | None = None
 ) -> tuple[EngineCore, KVCacheConfig]:
-    """Load a model through its executor, decide the cache, and join scheduler and executor."""
+    """Load a model through its executor, decide the cache, and join scheduler and executor.
+
+    `late` makes grammar masks; without it no request has any. Raises `ConfigError` if
+    ``config.async_scheduling`` is True and the executor runs one step at a time.
+    """
     executor.load()
     groups = form_groups(executor.kv_slots(), config.block_size)
     profile = executor.profile()
@@ -88,7 +94,21 @@ def build_core(
     executor.allocate(cache)
     executor.warm_up()
     scheduler = TokenBudgetScheduler(config, cache)
-    return EngineCore(scheduler, executor), cache
+    depth = _steps_in_flight(config, executor)
+    return EngineCore(scheduler, executor, depth=depth, late=late), cache
+
+
+def _steps_in_flight(config: EngineConfig, executor: Executor) -> int:
+    """2 with async scheduling, else 1; `ConfigError` if it is asked for and cannot be had."""
+    if config.async_scheduling is False:
+        return 1
+    if executor.max_in_flight >= 2:
+        return 2
+    reason = f"{type(executor).__name__} runs one step at a time"
+    if config.async_scheduling:
+        raise ConfigError(f"async_scheduling=True is not allowed: False or None, since {reason}")
+    get_logger("pegboard.engine").info("async scheduling is off", reason=reason)
+    return 1
 
 
 def load_tokenizer(board: Board, config: EngineConfig, model: ResolvedModel) -> Tokenizer | None:

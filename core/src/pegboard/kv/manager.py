@@ -197,6 +197,16 @@ class KVManager:
         self.drop_snapshots(request)
         request.committed = request.capacity = request.forget_at = 0
 
+    def being_written(self, request: KVRequest, computed: int) -> list[Block]:
+        """Blocks that steps in flight write, if they go on after the first `computed` tokens."""
+        tables = zip(self._policies, request.tables, strict=True)
+        blocks = [block for p, table in tables for block in table[computed // p.block_size :]]
+        return [*blocks, *request.snapshots.values()]
+
+    def hold(self, blocks: Iterable[Block]) -> None:
+        """Take one more reference on each of these blocks."""
+        self.pool.touch(blocks)
+
     # Sharing
 
     def commit(self, request: KVRequest, computed: int) -> None:

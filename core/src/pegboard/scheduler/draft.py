@@ -21,7 +21,8 @@ class Record(msgspec.Struct, eq=False):
     epochs: list[int]
     """Epoch of each request at planning."""
     loose: list[Block]
-    """Sources of copies, referenced until the copies are made."""
+    """Referenced until the update: sources of copies, and blocks given up while the step writes
+    them."""
 
 
 class Draft:

@@ -74,6 +74,8 @@ class TokenBudgetScheduler:
 
     def plan(self) -> StepPlan:
         draft = Draft(self._steps, self._budget)
+        if self._resync and self._books.in_flight:
+            return self._dispatch(draft, False)  # nothing new until tokens in flight are known
         resync = self._restate(draft)
         self._continue_running(draft)
         if not draft.short:  # else blocks are short, and whoever waits would fail in vain
@@ -84,8 +86,8 @@ class TokenBudgetScheduler:
         self._resync = True
 
     def _restate(self, draft: Draft) -> bool:
-        """If asked to, restate all running requests; not while tokens are in flight."""
-        if not self._resync or self._books.in_flight:
+        """If asked to, restate all running requests; no tokens are in flight."""
+        if not self._resync:
             return False
         for request in self._books.running:
             draft.restate(request, request.kv.block_ids())
@@ -111,14 +113,15 @@ class TokenBudgetScheduler:
     ) -> list[list[int]] | None:
         """Blocks for a running request, taken from others if need be.
 
-        None if it was preempted, or if it waits: its own steps in flight may free what it needs.
+        None if it was preempted, or if it waits: steps in flight may free what it needs.
         """
         books = self._books
         while (blocks := self._kv.allocate(want)) is None:
             if books.families.release_youngest():
                 continue
             last = books.running[-1] is request
-            if last and self._kv.forgets and request.planned > request.computed:
+            leaves = self._kv.forgets and request.planned > request.computed
+            if last and (leaves or books.landing_frees):
                 draft.short = True
                 return None
             if books.preempt_last(draft) is request:
@@ -160,7 +163,7 @@ class TokenBudgetScheduler:
         given = request.fork or self._kv.match(request.kv, request.readable)
         if self._start(request, given, draft):
             return True
-        if books.running:
+        if books.running or books.landing_frees:
             return False
         # Alone, a request fits: only references of waiting children can be in the way, or a hit,
         # which takes blocks beside those that it is copied to.
