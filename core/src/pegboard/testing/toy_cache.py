@@ -51,6 +51,14 @@ class ToyCache:
         for store in self._stores:
             store.recall(row, start)
 
+    def span(self, row: ToyRow, start: int, stop: int) -> set[int]:
+        """Blocks that hold the tokens ``start`` to ``stop``."""
+        held = [
+            row.tables[store.group][start // store.size : (stop - 1) // store.size + 1]
+            for store in self._stores
+        ]
+        return {block for blocks in held for block in blocks if block != 0}
+
     def write(self, row: ToyRow, start: int, stop: int) -> None:
         """Store tokens ``start`` to ``stop``."""
         assert stop <= len(row.ids), f"tokens up to {stop} planned, {len(row.ids)} known"
