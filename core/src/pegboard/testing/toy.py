@@ -172,7 +172,7 @@ class ToyExecutor:
         assert self._cache is not None
         targets = {copy.target for copy in plan.copies}
         for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
-            targets |= self._cache.span(self._rows[slot], start, start + count)
+            targets |= self._cache.written(self._rows[slot], start, start + count)
         return targets
 
     def sample(self, plan: StepPlan, late: LateInputs) -> StepResult:
