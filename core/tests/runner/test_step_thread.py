@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -210,11 +211,15 @@ PARAMS = [
 STOPPING = SamplingParams(temperature=1.0, max_tokens=40, seed=8, stop=list("abcdefgh"))
 
 
-def outcome(llm: LLM) -> list[object]:
+def outcome(llm: LLM) -> list[dict[str, Any]]:
     done = llm.generate([*PROMPTS, "stop me"], [*PARAMS, STOPPING], use_tqdm=False)
     return [
-        (item.prompt_logprobs and len(item.prompt_logprobs), out.token_ids, out.text)
-        + (out.finish_reason, out.stop_reason, [list(entry) for entry in out.logprobs or []])
+        {
+            "prompt scores": item.prompt_logprobs and len(item.prompt_logprobs),
+            "tokens": (out.token_ids, out.text),
+            "end": (out.finish_reason, out.stop_reason),
+            "alternatives": [list(entry) for entry in out.logprobs or []],
+        }
         for item in done
         for out in item.outputs
     ]
@@ -234,4 +239,4 @@ def test_a_real_model_gives_the_same_with_and_without_overlap(tmp_path: Path, bl
             assert (core.stats().preemptions > 0) is (blocks == 16)
             assert core.reset_prefix_cache(), "a block is lost"
     assert told[True] == told[False]
-    assert {reason for *_, reason, _, _ in told[True]} == {"stop", "length"}
+    assert {str(item["end"][0]) for item in told[True]} == {"stop", "length"}

@@ -116,9 +116,7 @@ class EngineConfig:
     enable_prefix_caching: bool = attrs.field(default=True, validator=_boolean)
     watermark: float = attrs.field(default=0.01)
     """Share of the blocks kept free when a waiting request is admitted."""
-    async_scheduling: bool | None = attrs.field(
-        default=None, validator=_boolean_or_none
-    )
+    async_scheduling: bool | None = attrs.field(default=None, validator=_boolean_or_none)
     """Plan a step while the one before it runs. None: where the executor can."""
     seed: int = attrs.field(default=0, validator=_integer(0))
     """Seeds the draws of requests that bring no seed of their own."""

@@ -67,7 +67,8 @@ class KVManager:
         """Most encoder tokens of a request."""
         self._hasher = BlockHasher(self.prefix_match_unit)
         self._stats = CacheStats()
-        self._none: list[list[int]] = [[] for _ in cache.groups]
+        self.no_blocks: list[list[int]] = [[] for _ in cache.groups]
+        """What `allocate` gives where there is room already; read only."""
 
     def open(self, request: EngineRequest) -> KVRequest:
         """Start the books of a request; it holds nothing yet."""
@@ -123,7 +124,7 @@ class KVManager:
         """
         request, tokens = want.request, want.start + want.count + want.lookahead
         if tokens <= request.capacity:
-            return self._none
+            return self.no_blocks
         begin = request.tables if want.given is None else want.given.blocks
         lengths = [p.entries(tokens, request.encoder_tokens) for p in self._policies]
         missing = sum(
@@ -218,6 +219,11 @@ class KVManager:
         for policy in self._policies:
             policy.commit(self.pool, request, units, computed)
         request.committed = units
+
+    def quiet_until(self, request: KVRequest) -> int:
+        """Computed tokens from which on `commit` or `forget` has something to do."""
+        commit = (request.committed + 1) * self.prefix_match_unit if self.caching else UNBOUNDED
+        return min(commit, request.forget_at) if self._forgetful else commit
 
     def snapshot(self, request: KVRequest, tokens: int) -> list[BlockCopy]:
         """Keep the recurrent state after `tokens` tokens, for forks.

@@ -67,12 +67,15 @@ class Books:
     def advance(self, request: Request, computed: int) -> None:
         """Keys and values of the first `computed` tokens are in the cache now, for everyone."""
         request.computed = computed
+        if computed < request.quiet_until:
+            return
         self.kv.commit(request.kv, computed)
         if request.prompt_done:
             for child in self.families.prompt_done(request):
                 self.waiting.push(child)
             self.kv.drop_snapshots(request.kv)
         self.kv.forget(request.kv, computed)  # after forks, which reach one token further back
+        request.quiet_until = self.kv.quiet_until(request.kv) if request.prompt_done else 0
 
     def end(self, request: Request) -> None:
         """Take a live request out of every book, whatever its state."""

@@ -95,17 +95,22 @@ class TokenBudgetScheduler:
 
     def _continue_running(self, draft: Draft) -> None:
         """Give running requests their next tokens; the list may lose its tail on the way."""
-        index, running = 0, self._books.running
-        while index < len(running) and draft.budget > 0:
-            request = running[index]
-            index += 1
+        running, kv = self._books.running, self._kv
+        for request in running:  # ends early where the tail is preempted
+            if draft.budget <= 0:
+                return
             count = min(request.ready, draft.budget)
             if count <= 0:
                 continue
-            count = self._cut(request, request.planned, count)
-            blocks = self._make_room(Allocation(request.kv, request.planned, count), request, draft)
+            start = request.planned
+            if kv.keeps_state:
+                count = self._cut(request, start, count)
+            # Most rows of most steps need no block; they are spared the question.
+            blocks: list[list[int]] | None = kv.no_blocks
+            if start + count > request.kv.capacity:
+                blocks = self._make_room(Allocation(request.kv, start, count), request, draft)
             if blocks is not None:
-                self._snapshot(request, request.planned, draft)
+                self._snapshot(request, start, draft)
                 draft.add_row(request, count, blocks)
 
     def _make_room(
@@ -237,8 +242,9 @@ class TokenBudgetScheduler:
         record = self._record(plan, result)
         tokens = dict(zip(result.slots, result.token_ids, strict=True))
         outputs = []
+        finished = Status.FINISHED
         for row, request in enumerate(record.requests):
-            if request.status is Status.FINISHED:
+            if request.status is finished:
                 continue
             output = self._update_row(record, row, tokens.get(plan.slots[row]), result)
             if output is not None:
@@ -277,7 +283,7 @@ class TokenBudgetScheduler:
             self._books.advance(request, computed)
         scores = take_scores(request, computed, slot, result) if request.wants_scores else None
         taken, ending = take_tokens(request, sampled) if samples and sampled else ([], None)
-        if ending is None and request.origin.max_tokens == 0 and request.prompt_done:
+        if ending is None and not request.max_tokens and request.prompt_done:
             ending = LENGTH
         if ending is not None:
             self._books.end(request)
