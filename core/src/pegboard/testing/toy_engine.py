@@ -30,6 +30,16 @@ class Told(msgspec.Struct):
     """``(position, log-probability)`` of prompt tokens, in the order told."""
     last: EngineOutput | None = None
 
+    def take(self, output: EngineOutput) -> None:
+        """Add what one step told; nothing is told after the end."""
+        assert self.finish_reason is None, f"{output.request_id} was told something after its end"
+        self.token_ids += output.token_ids
+        self.last = output
+        if output.prompt_logprobs is not None:
+            first = output.prompt_logprobs.first
+            for position, entry in enumerate(output.prompt_logprobs.entries, first):
+                self.scores.append((position, entry.logprobs[0]))
+
     @property
     def finish_reason(self) -> str | None:
         return None if self.last is None else self.last.finish_reason
@@ -145,10 +155,4 @@ class ToyEngine:
 
     def _tell(self, outputs: list[EngineOutput]) -> None:
         for output in outputs:
-            told = self.told[output.request_id]
-            told.token_ids += output.token_ids
-            told.last = output
-            if output.prompt_logprobs is not None:
-                first = output.prompt_logprobs.first
-                for position, entry in enumerate(output.prompt_logprobs.entries, first):
-                    told.scores.append((position, entry.logprobs[0]))
+            self.told[output.request_id].take(output)
