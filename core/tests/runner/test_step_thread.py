@@ -122,10 +122,14 @@ def test_a_step_sees_the_callers_context_and_thread_count(log: list[str]) -> Non
     assert seen == [("ada", 1), ("bob", 2), ("eve", 1)]
 
 
-def interrupt_soon() -> None:
+def main_thread() -> int:
     main = threading.main_thread().ident
     assert main is not None
-    threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
+    return main
+
+
+def interrupt_soon() -> None:
+    threading.Timer(0.1, signal.pthread_kill, (main_thread(), signal.SIGINT)).start()
 
 
 class Threaded(NullExecutor):
@@ -240,3 +244,31 @@ def test_a_real_model_gives_the_same_with_and_without_overlap(tmp_path: Path, bl
             assert core.reset_prefix_cache(), "a block is lost"
     assert told[True] == told[False]
     assert {str(item["end"][0]) for item in told[True]} == {"stop", "length"}
+
+
+def test_a_real_model_goes_on_after_an_interrupt_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "tiny", seed=5)
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    options = {"max_model_len": 128, "num_gpu_blocks_override": 64, "dtype": "float32"}
+    left = 5
+
+    with LLM(str(model), max_num_seqs=4, **options) as llm:
+        before = llm.generate(PROMPTS, params, use_tqdm=False)
+        thread = llm.engine.core.executor._thread
+        forward = thread._execute
+
+        def interrupted(plan: StepPlan) -> Pending:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                signal.pthread_kill(main_thread(), signal.SIGINT)
+            return forward(plan)
+
+        thread._execute = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, params, use_tqdm=False)
+        assert not llm.engine.has_unfinished_requests()
+        llm.engine.core.scheduler.check()
+        after = llm.generate(PROMPTS, params, use_tqdm=False)
+        assert left < -15, "steps ran after the interrupt"
+        assert [a.outputs[0].token_ids for a in after] == [b.outputs[0].token_ids for b in before]
