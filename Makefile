@@ -16,18 +16,19 @@ PY := .venv/bin/python
 # -I keeps the working directory off the import path: otherwise `core` and `plugins` would be packages.
 PYTEST := $(PY) -Im pytest
 
-.PHONY: help demo test accept lint format sync bench-cpu bench-prefix clean setup setup-dev
+.PHONY: help demo test accept lint format sync bench-cpu bench-prefix bench-host clean setup setup-dev
 
 help:
-	@echo "make demo       set up, fetch a small model and let it answer"
-	@echo "make test       set up and run the tests"
-	@echo "make accept     all tests, the long ones too; a skip is a failure unless hardware is missing"
-	@echo "make lint       ruff and mypy"
-	@echo "make format     let ruff rewrite the code"
-	@echo "make sync       write what must agree among the members"
-	@echo "make bench-cpu  prompt and decode rates on this machine"
+	@echo "make demo          set up, fetch a small model and let it answer"
+	@echo "make test          set up and run the tests"
+	@echo "make accept        all tests, the long ones too; a skip is a failure unless hardware is missing"
+	@echo "make lint          ruff and mypy"
+	@echo "make format        let ruff rewrite the code"
+	@echo "make sync          write what must agree among the members"
+	@echo "make bench-cpu     prompt and decode rates on this machine"
 	@echo "make bench-prefix  what the prefix cache saves on this machine"
-	@echo "make clean      remove caches and builds; .venv and the model cache stay"
+	@echo "make bench-host    host time of plan, submit and update per step"
+	@echo "make clean         remove caches and builds; .venv and the model cache stay"
 
 setup:
 	@$(PYTHON) scripts/setup_env.py
@@ -63,6 +64,9 @@ bench-cpu: setup-dev
 
 bench-prefix: setup-dev
 	@model="$$($(PY) scripts/fetch_model.py)" && $(PY) -I tests/benchmarks/bench_prefix.py "$$model"
+
+bench-host: setup-dev
+	$(PY) -I tests/benchmarks/bench_host.py
 
 clean:
 	rm -rf build dist __pycache__ .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov

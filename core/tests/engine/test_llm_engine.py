@@ -177,27 +177,25 @@ class Broken(ToyExecutor):
         return super().execute(plan)
 
 
-def test_a_fault_of_the_engine_ends_every_request_and_says_so_ever_after() -> None:
-    llm = engine(Broken())
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_fault_of_the_engine_ends_every_request_and_says_so_ever_after(overlap: bool) -> None:
+    llm = engine(Broken(), async_scheduling=overlap)
     llm.add_request("a", [1], GREEDY)
-    llm.step()
-    llm.step()
     with pytest.raises(EngineDeadError, match="no device"):
-        llm.step()
+        run(llm)
     assert not llm.has_unfinished_requests()
     with pytest.raises(EngineDeadError, match="failed earlier"):
         llm.add_request("b", [1], GREEDY)
 
 
-def test_an_interrupt_drops_the_step_and_the_engine_goes_on() -> None:
+@pytest.mark.parametrize("overlap", [True, False])
+def test_an_interrupt_drops_what_is_in_flight_and_the_engine_goes_on(overlap: bool) -> None:
     broken = Broken()
     broken.failure = KeyboardInterrupt
-    llm = engine(broken)
+    llm = engine(broken, async_scheduling=overlap)
     llm.add_request("a", [1], GREEDY)
-    llm.step()
-    llm.step()
     with pytest.raises(KeyboardInterrupt):
-        llm.step()
+        run(llm)
     llm.core.scheduler.check()
     llm.add_request("b", [4, 5], GREEDY)
     done = run(llm)

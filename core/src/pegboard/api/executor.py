@@ -41,16 +41,33 @@ class Pending(Protocol):
     """A step that was started."""
 
     def sample(self, late: LateInputs) -> None:
-        """Give what was missing and sample. Called exactly once."""
+        """Give what was missing and sample.
+
+        Called once, before the next plan is executed; not at all for a step that is given up.
+        """
         ...
 
     def result(self) -> StepResult:
-        """Wait for the tokens."""
+        """Wait for the tokens. What went wrong in `execute` or `sample` may be raised here."""
         ...
 
 
 class Executor(Protocol):
-    """Runs plans."""
+    """Runs plans, in the order given.
+
+    A plan may be executed while earlier ones run. It must see what they leave, in slots and in
+    blocks, and it must disturb none of them: it reads the tokens that they sample from where they
+    were written on the device, and writes nothing (no forward pass, copy or transfer) before their
+    forward passes are over.
+    """
+
+    @property
+    def max_in_flight(self) -> int:
+        """Steps that may be executed before the result of the first of them is taken, at least 1.
+
+        1 if a step needs tokens of the one before from the host.
+        """
+        ...
 
     def load(self) -> None:
         """Build the model and load its weights. Raises before allocating if it cannot fit."""

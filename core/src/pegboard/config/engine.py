@@ -74,6 +74,11 @@ def _boolean(_: Any, field: attrs.Attribute[Any], value: object) -> None:
         raise _reject(field.name, value, "True or False")
 
 
+def _boolean_or_none(_: Any, field: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, bool):
+        raise _reject(field.name, value, "True, False or None")
+
+
 def _dtype_name(value: Any) -> Any:
     """Accept ``torch.float32`` and the usual aliases where a dtype is wanted."""
     name = str(value).removeprefix("torch.") if not isinstance(value, str) else value
@@ -146,6 +151,8 @@ class EngineConfig:
     """Who is told what the prefix cache holds: a mapping, or its JSON."""
     watermark: float = attrs.field(default=0.01)
     """Share of the blocks kept free when a waiting request is admitted."""
+    async_scheduling: bool | None = attrs.field(default=None, validator=_boolean_or_none)
+    """Plan a step while the one before it runs. None: where the executor can."""
     seed: int = attrs.field(default=0, validator=_integer(0))
     """Seeds the draws of requests that bring no seed of their own."""
     platform: str | None = attrs.field(default=None, validator=_text(optional=True))

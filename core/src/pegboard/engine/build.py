@@ -11,6 +11,7 @@ import attrs
 from pegboard.api.descriptor import LazyRef
 from pegboard.api.executor import Executor
 from pegboard.api.kv import KVCacheConfig
+from pegboard.api.late import LateSource
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.sources import open_tokenizer
@@ -20,6 +21,7 @@ from pegboard.engine.events import EventSink, open_sink
 from pegboard.engine.inputs import InputProcessor
 from pegboard.engine.llm_engine import LLMEngine
 from pegboard.engine.templates import TemplateBook, read_template
+from pegboard.errors import ConfigError
 from pegboard.hostmemory import release_free_memory
 from pegboard.kv.groups import form_groups
 from pegboard.kv.sizing import size_cache
@@ -94,10 +96,14 @@ def build_core(
     max_model_len: int,
     board: Board | None = None,
     events: EventSink | None = None,
+    *,
+    late: LateSource | None = None,
 ) -> tuple[EngineCore, KVCacheConfig]:
     """Load a model through its executor, decide the cache, and join scheduler and executor.
 
-    Without a board there is only the core's own scheduler.
+    Without a board there is only the core's own scheduler. `late` makes grammar masks; without it
+    no request has any. Raises `ConfigError` if ``config.async_scheduling`` is True and the executor
+    runs one step at a time.
     """
     executor.load()
     groups = form_groups(executor.kv_slots(), config.block_size)
@@ -110,7 +116,21 @@ def build_core(
     executor.warm_up()
     decided = attrs.evolve(config, max_model_len=max_model_len)
     scheduler = make_scheduler(board, decided, cache)
-    return EngineCore(scheduler, executor, events), cache
+    depth = _steps_in_flight(config, executor)
+    return EngineCore(scheduler, executor, events, depth=depth, late=late), cache
+
+
+def _steps_in_flight(config: EngineConfig, executor: Executor) -> int:
+    """2 with async scheduling, else 1; `ConfigError` if it is asked for and cannot be had."""
+    if config.async_scheduling is False:
+        return 1
+    if executor.max_in_flight >= 2:
+        return 2
+    reason = f"{type(executor).__name__} runs one step at a time"
+    if config.async_scheduling:
+        raise ConfigError(f"async_scheduling=True is not allowed: False or None, since {reason}")
+    get_logger("pegboard.engine").info("async scheduling is off", reason=reason)
+    return 1
 
 
 def load_tokenizer(board: Board, config: EngineConfig, model: ResolvedModel) -> Tokenizer | None:

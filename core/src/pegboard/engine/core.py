@@ -2,80 +2,170 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
+import msgspec
+
 from pegboard.api.events import PublisherStats
-from pegboard.api.executor import Executor
+from pegboard.api.executor import Executor, Pending
+from pegboard.api.late import LateSource
 from pegboard.api.scheduler import Scheduler, SchedulerStats
-from pegboard.api.step import LateInputs, StepPlan, StepResult
+from pegboard.api.step import StepPlan, StepResult
 from pegboard.api.views import EngineOutput, EngineRequest
 from pegboard.engine.events import EventSink, NullSink
+from pegboard.engine.interrupts import InterruptShield
+from pegboard.engine.late import NothingLate
 
 __all__ = ["EngineCore"]
 
 
+class _Flight(msgspec.Struct, eq=False):
+    """A step from its plan to its update."""
+
+    plan: StepPlan
+    waits: bool
+    """It cannot be sampled before every earlier step is updated."""
+    pending: Pending | None = None
+    sampled: bool = False
+
+
 class EngineCore:
-    """Steps the scheduler and the executor. Lives in one thread of one process."""
+    """Steps the scheduler and the executor. Lives in one thread of one process.
+
+    With a depth of 2, for steps n and n + 1::
+
+        host     plan n+1 │ start n+1 │ wait for n ........ │ update n │ plan n+2 │ start n+2 │ …
+        device   ....... forward and sample n ............. │ forward and sample n+1 ..........
+
+    With a depth of 1 the host waits for each step before it plans the next.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, events: EventSink | None = None
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        events: EventSink | None = None,
+        *,
+        depth: int = 1,
+        late: LateSource | None = None,
     ) -> None:
+        """`depth` is the most steps in flight, 1 or 2; `late` makes grammar masks, if there are
+        any."""
+        assert 1 <= depth <= 2, "a third step would be started before the second may be sampled"
         self.scheduler = scheduler
         self.executor = executor
+        self.depth = depth
+        self.overlapped = 0
+        """Steps with rows that were started before the result of one with rows was taken."""
         self._events: EventSink = events or NullSink()
-        self._dropped: list[EngineOutput] = []
-        """Outputs of steps that were given up; the next step returns them."""
+        self._late = late or NothingLate()
+        self._flights: deque[_Flight] = deque()
+        """Oldest first."""
+        self._told: list[EngineOutput] = []
+        """What the caller must still be told."""
+        self._books = InterruptShield()
 
     def step(self) -> list[EngineOutput]:
-        """Run one step and return what it brought for each request.
+        """Keep the device busy, and return what the oldest step brought for each request.
 
         An exception from the executor is a fault of the engine, not of a request: the caller ends
-        all requests. An interrupt from the keyboard drops the step and the requests in it.
+        all requests. An interrupt from the keyboard drops the steps in flight and the requests in
+        them.
         """
-        plan = self.scheduler.plan()
         try:
-            pending = self.executor.execute(plan)
-            pending.sample(self._late(plan))
-            result = pending.result()
+            busy = True
+            while busy and len(self._flights) < self.depth:
+                busy = self._start()
+            self._finish()
         except KeyboardInterrupt:
-            self._drop(plan)
+            self._drop()
             raise
-        dropped, self._dropped = self._dropped, []
-        outputs = self.scheduler.update(plan, result)
+        told, self._told = self._told, []
+        return told
+
+    def _start(self) -> bool:
+        """Plan a step and start its forward pass; False if it has no rows."""
+        with self._books:
+            plan = self.scheduler.plan()
+            flight = _Flight(plan, self._late.planned(plan))
+            self.overlapped += bool(plan.rows) and any(f.plan.rows for f in self._flights)
+            self._flights.append(flight)
+        flight.pending = self.executor.execute(plan)
+        self._sample()
+        return plan.rows > 0
+
+    def _sample(self) -> None:
+        """Let each step be sampled whose inputs are known: the oldest, and those that do not
+        wait."""
+        for age, flight in enumerate(self._flights):
+            if flight.pending is not None and not flight.sampled and not (age and flight.waits):
+                flight.sampled = True
+                flight.pending.sample(self._late.inputs(flight.plan))
+
+    def _finish(self) -> None:
+        """Wait for the oldest step and update the books."""
+        flight = self._flights[0]
+        assert flight.pending is not None, "an unfinished step is given up"
+        result = flight.pending.result()
+        with self._books:
+            self._update(flight.plan, result)
+        self._sample()
+
+    def _update(self, plan: StepPlan, result: StepResult) -> None:
+        self._flights.popleft()
+        self._told += self.scheduler.update(plan, result)
+        self._late.updated(plan, result)
         self._events.publish(self.scheduler)
-        return dropped + outputs
 
-    def _drop(self, plan: StepPlan) -> None:
-        """Give up an unfinished step; the runner is told everything anew in the next one."""
-        failed = dict.fromkeys(plan.slots, "the step was interrupted")
-        self._dropped += self.scheduler.update(
-            plan, StepResult(plan.step_id, [], [], failed=failed)
-        )
-        self.scheduler.resync()
+    def _drop(self) -> None:
+        """Give up all unfinished steps; the runner is told everything anew in the next one.
 
-    def _late(self, plan: StepPlan) -> LateInputs:
-        """Inputs that waited for the previous step's tokens."""
-        return LateInputs(step_id=plan.step_id)
+        They may still run. The next one comes after them all the same, since an executor keeps the
+        order, so that nothing they write is in its way.
+        """
+        with self._books:
+            while self._flights:
+                plan = self._flights[0].plan
+                failed = dict.fromkeys(plan.slots, "the step was interrupted")
+                self._update(plan, StepResult(plan.step_id, [], [], failed=failed))
+            self.scheduler.resync()
+
+    def settle(self) -> None:
+        """Finish the steps in flight, without planning any; their outputs come with the next
+        step."""
+        try:
+            while self._flights:
+                self._finish()
+        except KeyboardInterrupt:
+            self._drop()
+            raise
 
     def add(self, request: EngineRequest) -> None:
         """Queue a checked request; see `Scheduler.add`."""
-        self.scheduler.add(request)
+        with self._books:
+            self.scheduler.add(request)
 
     def abort(self, ids: Iterable[str]) -> list[EngineOutput]:
         """Drop requests; see `Scheduler.abort`."""
-        return self.scheduler.abort(ids)
+        with self._books:
+            return self.scheduler.abort(ids)
 
     def finish(self, ids: Iterable[str], reason: str) -> None:
         """End requests whose end was found in the text; see `Scheduler.finish`."""
-        self.scheduler.finish(ids, reason)
+        with self._books:
+            self.scheduler.finish(ids, reason)
 
     def has_work(self) -> bool:
-        return bool(self._dropped) or self.scheduler.has_work()
+        return bool(self._told) or self.scheduler.has_work()
 
     def stats(self) -> SchedulerStats:
         return self.scheduler.stats()
 
     def reset_prefix_cache(self) -> bool:
+        """Finish the steps in flight, then forget all cached blocks; see
+        `Scheduler.reset_prefix_cache`."""
+        self.settle()
         done = self.scheduler.reset_prefix_cache()
         self._events.publish(self.scheduler)
         return done
@@ -85,7 +175,8 @@ class EngineCore:
         return self._events.stats()
 
     def close(self) -> None:
-        """Send the KV events that are queued, and release the device."""
+        """Drop the steps in flight, send the KV events that are queued, and release the device."""
+        self._flights.clear()
         try:
             self._events.close()
         finally:

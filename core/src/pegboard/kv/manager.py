@@ -82,7 +82,8 @@ class KVManager:
         """Most encoder tokens of a request."""
         self._hasher = BlockHasher(self.prefix_match_unit)
         self._stats = CacheStats()
-        self._none: list[list[int]] = [[] for _ in cache.groups]
+        self.no_blocks: list[list[int]] = [[] for _ in cache.groups]
+        """What `allocate` gives where there is room already; read only."""
 
     def open(self, request: EngineRequest) -> KVRequest:
         """Start the books of a request; it holds nothing yet."""
@@ -158,7 +159,7 @@ class KVManager:
         """
         request, tokens = want.request, want.start + want.count + want.lookahead
         if tokens <= request.capacity:
-            return self._none
+            return self.no_blocks
         begin = request.tables if want.given is None else want.given.blocks
         lengths = [p.entries(tokens, request.encoder_tokens) for p in self._policies]
         missing = sum(
@@ -232,6 +233,16 @@ class KVManager:
         self.drop_snapshots(request)
         request.committed = request.capacity = request.forget_at = 0
 
+    def being_written(self, request: KVRequest, computed: int) -> list[Block]:
+        """Blocks that steps in flight write, if they go on after the first `computed` tokens."""
+        tables = zip(self._policies, request.tables, strict=True)
+        blocks = [block for p, table in tables for block in table[computed // p.block_size :]]
+        return [*blocks, *request.snapshots.values()]
+
+    def hold(self, blocks: Iterable[Block]) -> None:
+        """Take one more reference on each of these blocks."""
+        self.pool.touch(blocks)
+
     # Sharing
 
     def commit(self, request: KVRequest, computed: int) -> None:
@@ -244,6 +255,11 @@ class KVManager:
             policy.commit(self.pool, request, units, computed)
         self._log.committed(request, request.committed, units)
         request.committed = units
+
+    def quiet_until(self, request: KVRequest) -> int:
+        """Computed tokens from which on `commit` or `forget` has something to do."""
+        commit = (request.committed + 1) * self.prefix_match_unit if self.caching else UNBOUNDED
+        return min(commit, request.forget_at) if self._forgetful else commit
 
     def snapshot(self, request: KVRequest, tokens: int) -> list[BlockCopy]:
         """Keep the recurrent state after `tokens` tokens, for forks.

@@ -20,6 +20,7 @@ from pegboard.runner.runner import ModelRunner
 from pegboard.runner.setup import OpenedDevice, open_device
 from pegboard.runner.slots import Limits
 from pegboard.runner.storage import allocate_storage
+from pegboard.runner.thread import StepThread
 from pegboard.weights.build import load_model
 
 if TYPE_CHECKING:
@@ -29,7 +30,11 @@ __all__ = ["LocalExecutor"]
 
 
 class LocalExecutor:
-    """`api.executor.Executor` in this process, on one device."""
+    """`api.executor.Executor` in this process, on one device.
+
+    Steps run on a thread of their own, unless ``async_scheduling`` is False. Only it touches the
+    runner once steps run.
+    """
 
     def __init__(
         self,
@@ -47,6 +52,12 @@ class LocalExecutor:
         self._opened: OpenedDevice | None = None
         self._model: LanguageModel | None = None
         self._runner: ModelRunner | None = None
+        self._thread: StepThread | None = None
+
+    @property
+    def max_in_flight(self) -> int:
+        """2: sampled tokens stay where the next step reads them."""
+        return 2
 
     def load(self) -> None:
         """Choose device, backends and ops, check that the model fits, then build and fill it.
@@ -92,16 +103,26 @@ class LocalExecutor:
         )
 
     def allocate(self, cache: KVCacheConfig) -> None:
-        self._runner = self._make_runner(cache)
+        self._runner = runner = self._make_runner(cache)
+        if self._config.async_scheduling is not False:
+            self._thread = StepThread(runner.execute)
 
     def warm_up(self) -> None:
         """Run a prompt-like and a decode-like step once, so that no request pays for it."""
+        if self._thread is None:
+            self._warm_up()
+        else:  # what is made per thread must be made there
+            self._thread.submit(self._warm_up).result()
+
+    def _warm_up(self) -> None:
         runner = self._ready()
         runner.dummy([min(16, self._limits().max_tokens, self._limits().max_model_len)])
         runner.dummy([1])
         self._device().runtime.execution.synchronize()
 
     def execute(self, plan: StepPlan) -> Pending:
+        if self._thread is not None:
+            return self._thread.execute(plan)
         return self._ready().execute(plan)
 
     def facts(self) -> dict[str, Any]:
@@ -116,7 +137,10 @@ class LocalExecutor:
         }
 
     def close(self) -> None:
-        """Let go of model, cache and device."""
+        """Wait for the step that runs, then let go of model, cache and device."""
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
         self._runner = self._model = self._opened = None
 
     def _device(self) -> OpenedDevice:

@@ -62,8 +62,7 @@ class Books:
         request = self.running.pop()
         draft.drop(request)
         self.preemptions += 1
-        self.kv.free(request.kv)
-        self.slots.release(request.slot, request.last_step)
+        self._leave_device(request)
         request.preempt()
         self.waiting.push(request)
         return request
@@ -71,19 +70,21 @@ class Books:
     def advance(self, request: Request, computed: int) -> None:
         """Keys and values of the first `computed` tokens are in the cache now, for everyone."""
         request.computed = computed
+        if computed < request.quiet_until:
+            return
         self.kv.commit(request.kv, computed)
         if request.prompt_done:
             for child in self.families.prompt_done(request):
                 self.waiting.push(child)
             self.kv.drop_snapshots(request.kv)
         self.kv.forget(request.kv, computed)  # after forks, which reach one token further back
+        request.quiet_until = self.kv.quiet_until(request.kv) if request.prompt_done else 0
 
     def end(self, request: Request) -> None:
         """Take a live request out of every book, whatever its state."""
         if request.status is Status.RUNNING:
             self.running.remove(request)
-            self.slots.release(request.slot, request.last_step)
-            self.kv.free(request.kv)
+            self._leave_device(request)
         elif request.status is Status.WAITING:
             self.waiting.remove(request)
         heir = self.families.leave(request)
@@ -92,8 +93,31 @@ class Books:
         request.end()
         del self.requests[request.request_id]
 
+    def _leave_device(self, request: Request) -> None:
+        """Give up slot and blocks; what a step in flight still writes stays back until its update.
+
+        The slot stays back because that step samples into it. Of the blocks, those after the
+        computed tokens do: nobody else may hold or fill them while they change. They are filed
+        under no key for these tokens, and never will be, for only the update of a step that wrote
+        a live request files its blocks, and by then the request has ended or begun a new epoch.
+        The blocks before them are only read, and the step that reads them runs before any plan
+        that could give them away (see `api.executor.Executor`), so that they are free at once.
+        """
+        record = self.in_flight.get(request.last_step)
+        if record is not None:
+            written = self.kv.being_written(request.kv, request.computed)
+            self.kv.hold(written)
+            record.loose += written
+        self.kv.free(request.kv)
+        self.slots.release(request.slot, request.last_step)
+
+    @property
+    def landing_frees(self) -> bool:
+        """The update of a step in flight will make blocks available."""
+        return any(record.loose for record in self.in_flight.values())
+
     def land(self, record: Record) -> None:
-        """A step is over: its copies are made, its slots may be used again."""
+        """A step is over: its copies are made, its slots and blocks may be used again."""
         del self.in_flight[record.plan.step_id]
         self.kv.release(record.loose)
         self.slots.updated(record.plan.step_id)

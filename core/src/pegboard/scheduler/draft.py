@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,8 @@ class Record(msgspec.Struct, eq=False):
     epochs: list[int]
     """Epoch of each request at planning."""
     loose: list[Block]
-    """Sources of copies, referenced until the copies are made."""
+    """Referenced until the update: sources of copies, and blocks given up while the step writes
+    them."""
 
 
 class Draft:
@@ -33,19 +35,16 @@ class Draft:
         self.short = False
         """Blocks are short: somebody was preempted, or waits for steps in flight to free some."""
         self.loose: list[Block] = []
-        self._plan = StepPlan(step_id, [], [], [], [], [])
-        self._requests: list[Request] = []
-        self._epochs: list[int] = []
+        self.step_id = step_id
+        self._copies: list[BlockCopy] = []
+        # A tuple per row is quicker to collect than a column per field.
+        self._rows: list[tuple[Request, int, int, int, int, bool, list[list[int]]]] = []
         self._new_rows: dict[Request, NewRow] = {}
-
-    @property
-    def step_id(self) -> int:
-        return self._plan.step_id
 
     @property
     def empty(self) -> bool:
         """No rows."""
-        return not self._requests
+        return not self._rows
 
     def restate(self, request: Request, blocks: list[list[int]]) -> None:
         """Tell the runner all about a request; `blocks` are those it holds before this step."""
@@ -53,19 +52,14 @@ class Draft:
 
     def add_row(self, request: Request, count: int, new_blocks: list[list[int]]) -> None:
         """Plan `count` more tokens of a running request."""
-        plan = self._plan
-        plan.slots.append(request.slot)
-        plan.starts.append(request.planned)
-        plan.counts.append(count)
-        plan.samples.append(request.schedule(count, plan.step_id))
-        plan.new_blocks.append(new_blocks)
-        self._requests.append(request)
-        self._epochs.append(request.epoch)
+        start = request.planned
+        samples = request.schedule(count, self.step_id)
+        self._rows.append((request, request.epoch, request.slot, start, count, samples, new_blocks))
         self.budget -= count
 
     def add_copies(self, copies: list[BlockCopy], sources: Iterable[Block] = ()) -> None:
         """Copy blocks before the forward pass; the step takes over the references on `sources`."""
-        self._plan.copies += copies
+        self._copies += copies
         self.loose += sources
 
     def drop(self, request: Request) -> None:
@@ -75,8 +69,22 @@ class Draft:
 
     def seal(self, freed_slots: list[int], resync: bool) -> Record:
         """The finished plan."""
-        plan = self._plan
-        plan.resync = resync
-        plan.freed_slots = [] if resync else freed_slots
-        plan.new_rows = list(self._new_rows.values())
-        return Record(plan, self._requests, self._epochs, self.loose)
+        columns: list[list[Any]] = [list(column) for column in zip(*self._rows, strict=True)]
+        requests, epochs, slots, starts, counts, samples, new = columns or [[] for _ in range(7)]
+        return Record(
+            StepPlan(
+                self.step_id,
+                slots,
+                starts,
+                counts,
+                samples,
+                new,
+                new_rows=list(self._new_rows.values()),
+                freed_slots=[] if resync else freed_slots,
+                resync=resync,
+                copies=self._copies,
+            ),
+            requests,
+            epochs,
+            self.loose,
+        )

@@ -45,6 +45,7 @@ class Request(msgspec.Struct, eq=False):
     """
 
     origin: EngineRequest
+    request_id: str
     kv: KVRequest
     order: int
     """Place in the order of arrival."""
@@ -54,10 +55,17 @@ class Request(msgspec.Struct, eq=False):
     """The ids of `end_ids` that the request asked for; they are named as its stop reason."""
     needed: int
     """Tokens ever to be computed: all but the last sampled one."""
+    max_tokens: int
+    """Tokens ever to be sampled. This and the next are here because each step asks for them, and
+    every object that a row's step looks into costs as much as the look."""
+    scoring: bool
+    """Asked for log-probabilities of the prompt."""
     status: Status = Status.WAITING
     slot: int = -1
     planned: int = 0
     computed: int = 0
+    quiet_until: int = 0
+    """Before so many tokens are computed, none of the computed ones changes any books."""
     placeholders: int = 0
     epoch: int = 0
     """Counts preemptions: a step of an earlier epoch wrote to blocks that are no longer held."""
@@ -81,6 +89,7 @@ class Request(msgspec.Struct, eq=False):
         stop_ids = frozenset(origin.params.stop_token_ids or ())
         return cls(
             origin=origin,
+            request_id=origin.request_id,
             kv=kv,
             order=order,
             num_prompt=len(origin.prompt_ids),
@@ -88,16 +97,14 @@ class Request(msgspec.Struct, eq=False):
             stop_ids=stop_ids,
             needed=cls.tokens_needed(origin),
             events=[RequestEvent("QUEUED", monotonic())],
+            max_tokens=origin.max_tokens,
+            scoring=origin.params.prompt_logprobs is not None,
         )
 
     @staticmethod
     def tokens_needed(origin: EngineRequest) -> int:
         """Tokens that a request may ever have in the cache."""
         return len(origin.prompt_ids) + max(origin.max_tokens, 1) - 1
-
-    @property
-    def request_id(self) -> str:
-        return self.origin.request_id
 
     @property
     def params(self) -> SamplingParams:
@@ -115,7 +122,8 @@ class Request(msgspec.Struct, eq=False):
     @property
     def ready(self) -> int:
         """Tokens that the next step could compute."""
-        return min(self.known, self.needed) - self.planned
+        known = self.num_prompt + len(self.kv.output_ids) + self.placeholders
+        return (known if known < self.needed else self.needed) - self.planned
 
     @property
     def prompt_done(self) -> bool:
@@ -134,7 +142,7 @@ class Request(msgspec.Struct, eq=False):
     @property
     def wants_scores(self) -> bool:
         """Asked for prompt log-probabilities that are not delivered yet."""
-        return self.params.prompt_logprobs is not None and self.scored < self.num_prompt - 1
+        return self.scoring and self.scored < self.num_prompt - 1
 
     def park(self, leader: Request) -> None:
         """Wait until `leader` has computed the prompt."""
@@ -153,16 +161,18 @@ class Request(msgspec.Struct, eq=False):
 
     def schedule(self, count: int, step_id: int) -> bool:
         """Plan `count` more tokens; True if the step will sample."""
-        self.planned += count
+        self.planned = planned = self.planned + count
         self.last_step = step_id
-        samples = self.planned == self.known and self.origin.max_tokens > 0
-        self.placeholders += samples
-        return samples
+        known = self.num_prompt + len(self.kv.output_ids) + self.placeholders
+        if planned < known or not self.max_tokens:
+            return False
+        self.placeholders += 1
+        return True
 
     def preempt(self) -> None:
         """Stop running; everything must be computed again. Sampled tokens stay."""
         self.status, self.slot = Status.WAITING, -1
-        self.planned = self.computed = 0
+        self.planned = self.computed = self.quiet_until = 0
         self.epoch += 1
         self._note("PREEMPTED")
 

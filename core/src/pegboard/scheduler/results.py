@@ -29,12 +29,13 @@ _MODEL_END = Ending("stop")
 
 def take_tokens(request: Request, tokens: list[int]) -> tuple[list[int], Ending | None]:
     """Append tokens up to the first that ends the request; those, and the ending if any."""
-    output = request.output_ids
+    output = request.kv.output_ids
     for position, token in enumerate(tokens):
         output.append(token)
-        ending = _judge(request, token, len(output))
-        if ending is not None:
-            return tokens[: position + 1], ending
+        if token in request.end_ids or len(output) >= request.max_tokens:
+            ending = _judge(request, token, len(output))
+            if ending is not None:
+                return tokens[: position + 1], ending
     return tokens, None
 
 
@@ -42,7 +43,7 @@ def _judge(request: Request, token: int, length: int) -> Ending | None:
     """The ending that the output's last token brings; `length` tokens are sampled."""
     if token in request.end_ids and length >= request.params.min_tokens:
         return Ending("stop", token) if token in request.stop_ids else _MODEL_END
-    return LENGTH if length >= request.origin.max_tokens else None
+    return LENGTH if length >= request.max_tokens else None
 
 
 def take_scores(
@@ -71,7 +72,7 @@ def make_output(
 ) -> EngineOutput:
     """The message to the front end."""
     return EngineOutput(
-        request_id=request.origin.request_id,
+        request_id=request.request_id,
         token_ids=taken,
         finish_reason=None if ending is None else ending.reason,
         stop_reason=None if ending is None else ending.stop_reason,

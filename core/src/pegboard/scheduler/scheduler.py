@@ -79,6 +79,8 @@ class TokenBudgetScheduler:
 
     def plan(self) -> StepPlan:
         draft = Draft(self._steps, self._budget)
+        if self._resync and self._books.in_flight:
+            return self._dispatch(draft, False)  # nothing new until tokens in flight are known
         resync = self._restate(draft)
         self._limits.begin(draft.budget, self._books.running, self._books.waiting)
         self._continue_running(draft)
@@ -90,8 +92,8 @@ class TokenBudgetScheduler:
         self._resync = True
 
     def _restate(self, draft: Draft) -> bool:
-        """If asked to, restate all running requests; not while tokens are in flight."""
-        if not self._resync or self._books.in_flight:
+        """If asked to, restate all running requests; no tokens are in flight."""
+        if not self._resync:
             return False
         for request in self._books.running:
             draft.restate(request, request.kv.block_ids())
@@ -99,18 +101,23 @@ class TokenBudgetScheduler:
 
     def _continue_running(self, draft: Draft) -> None:
         """Give running requests their next tokens; the list may lose its tail on the way."""
-        index, running = 0, self._books.running
-        while index < len(running) and draft.budget > 0:
-            request = running[index]
-            index += 1
+        running, kv = self._books.running, self._kv
+        for request in running:  # ends early where the tail is preempted
+            if draft.budget <= 0:
+                return
             ready = request.ready
             if ready <= 0:
                 continue
             count = self._limits.cut(ready, min(ready, draft.budget))
-            count = self._cut(request, request.planned, count)
-            blocks = self._make_room(Allocation(request.kv, request.planned, count), request, draft)
+            start = request.planned
+            if kv.keeps_state:
+                count = self._cut(request, start, count)
+            # Most rows of most steps need no block; they are spared the question.
+            blocks: list[list[int]] | None = kv.no_blocks
+            if start + count > request.kv.capacity:
+                blocks = self._make_room(Allocation(request.kv, start, count), request, draft)
             if blocks is not None:
-                self._snapshot(request, request.planned, draft)
+                self._snapshot(request, start, draft)
                 draft.add_row(request, count, blocks)
 
     def _make_room(
@@ -118,14 +125,15 @@ class TokenBudgetScheduler:
     ) -> list[list[int]] | None:
         """Blocks for a running request, taken from others if need be.
 
-        None if it was preempted, or if it waits: its own steps in flight may free what it needs.
+        None if it was preempted, or if it waits: steps in flight may free what it needs.
         """
         books = self._books
         while (blocks := self._kv.allocate(want)) is None:
             if books.families.release_youngest():
                 continue
             last = books.running[-1] is request
-            if last and self._kv.forgets and request.planned > request.computed:
+            leaves = self._kv.forgets and request.planned > request.computed
+            if last and (leaves or books.landing_frees):
                 draft.short = True
                 return None
             if books.preempt_last(draft) is request:
@@ -170,7 +178,7 @@ class TokenBudgetScheduler:
             return True
         if self._start(request, given, draft):
             return True
-        if books.running:
+        if books.running or books.landing_frees:
             return False
         # Alone, a request fits: only references of waiting children can be in the way, or a hit,
         # which takes blocks beside those that it is copied to.
@@ -236,8 +244,9 @@ class TokenBudgetScheduler:
         record = self._record(plan, result)
         tokens = dict(zip(result.slots, result.token_ids, strict=True))
         outputs = []
+        finished = Status.FINISHED
         for row, request in enumerate(record.requests):
-            if request.status is Status.FINISHED:
+            if request.status is finished:
                 continue
             output = self._update_row(record, row, tokens.get(plan.slots[row]), result)
             if output is not None:
@@ -276,7 +285,7 @@ class TokenBudgetScheduler:
             self._books.advance(request, computed)
         scores = take_scores(request, computed, slot, result) if request.wants_scores else None
         taken, ending = take_tokens(request, sampled) if samples and sampled else ([], None)
-        if ending is None and request.origin.max_tokens == 0 and request.prompt_done:
+        if ending is None and not request.max_tokens and request.prompt_done:
             ending = LENGTH
         if ending is not None:
             self._books.end(request)

@@ -9,7 +9,7 @@ given up or shared too early fails at once. See `pegboard.testing.toy_cache`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -27,6 +27,7 @@ from pegboard.api.step import (
     TokenLogprobs,
 )
 from pegboard.api.views import EngineRequest
+from pegboard.testing.scripted_masks import Rule, allowed_ids
 from pegboard.testing.toy_cache import ToyCache, ToyRow
 
 __all__ = ["ToyCounts", "ToyExecutor", "toy_generate", "toy_token"]
@@ -63,27 +64,32 @@ def toy_token(ids: list[int], params: SamplingParams, seed: int = 0, child: int 
     return crc32(data, crc32(key)) % VOCABULARY
 
 
-def toy_generate(request: EngineRequest) -> list[int]:
-    """What a request alone must give: the oracle of scheduler tests."""
+def toy_generate(request: EngineRequest, rule: Rule | None = None) -> list[int]:
+    """What a request alone must give, under a grammar's `rule` if it has one: the oracle of
+    scheduler tests."""
     params, prompt = request.params, len(request.prompt_ids)
     ends = frozenset(request.end_ids) | frozenset(params.stop_token_ids or ())
     ids = list(request.prompt_ids)
     while len(ids) - prompt < request.max_tokens:
-        token = toy_token(ids, params, request.seed, request.child)
-        ids.append(_masked(token, ids, prompt, params, ends))
+        likeliest = toy_token(ids, params, request.seed, request.child)
+        early = len(ids) - prompt < params.min_tokens
+        token = _masked(likeliest, ends if early else (), rule and rule(ids[prompt:]))
+        assert token is not None, "the rule allows no token"
+        ids.append(token)
         if ids[-1] in ends and len(ids) - prompt >= params.min_tokens:
             break
     return ids[prompt:]
 
 
 def _masked(
-    token: int, ids: list[int], prompt: int, params: SamplingParams, end_ids: frozenset[int]
-) -> int:
-    """`token`, or the next allowed one while end ids are masked."""
-    if len(ids) - prompt < params.min_tokens:
-        while token in end_ids:
-            token = (token + 1) % VOCABULARY
-    return token
+    token: int, banned: Container[int], allowed: Container[int] | None = None
+) -> int | None:
+    """`token`, or the next one that may be sampled; None if there is none."""
+    for distance in range(VOCABULARY):
+        candidate = (token + distance) % VOCABULARY
+        if candidate not in banned and (allowed is None or candidate in allowed):
+            return candidate
+    return None
 
 
 class _Row(ToyRow):
@@ -96,6 +102,8 @@ class _Row(ToyRow):
         self.seed = new.seed
         self.child = new.child
         self.end_ids = frozenset(new.end_ids)
+        self.allowed: frozenset[int] | None = None
+        """By a grammar, in the step at hand."""
 
 
 class ToyExecutor:
@@ -104,6 +112,8 @@ class ToyExecutor:
     The model has a layer per entry of `specs`; without them, `groups` layers of full attention,
     each a group of its own. A row whose tokens hold `poison` fails.
     """
+
+    max_in_flight = 2
 
     def __init__(
         self, groups: int = 1, poison: int | None = None, specs: Sequence[KVSpec] = ()
@@ -157,8 +167,17 @@ class ToyExecutor:
         self._count(plan)
         return ToyPending(self, plan)
 
-    def sample(self, plan: StepPlan) -> StepResult:
+    def written(self, plan: StepPlan) -> set[int]:
+        """Blocks that a plan writes, before a later one is executed."""
+        assert self._cache is not None
+        targets = {copy.target for copy in plan.copies}
+        for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
+            targets |= self._cache.written(self._rows[slot], start, start + count)
+        return targets
+
+    def sample(self, plan: StepPlan, late: LateInputs) -> StepResult:
         """Tokens of a step whose keys and values are written."""
+        assert late.step_id == plan.step_id, "late inputs of another step"
         result = StepResult(plan.step_id, [], [])
         for number, slot in enumerate(plan.slots):
             row, start = self._rows[slot], plan.starts[number]
@@ -171,14 +190,20 @@ class ToyExecutor:
             if row.params.prompt_logprobs is not None and start + 1 < row.prompt:
                 result.prompt_logprobs[slot] = _scores(row, start + 1, stop)
             if plan.samples[number]:
+                mask = late.masks.get(slot)
+                row.allowed = None if mask is None else allowed_ids(mask)
                 self._sample_row(slot, row, stop, result)
         return result
 
     def _sample_row(self, slot: int, row: _Row, stop: int, result: StepResult) -> None:
         assert stop == len(row.ids), f"sampling after {stop} tokens of {len(row.ids)}"
-        token = toy_token(row.ids, row.params, row.seed, row.child)
-        token = _masked(token, row.ids, row.prompt, row.params, row.end_ids)
-        row.ids.append(token)
+        likeliest = toy_token(row.ids, row.params, row.seed, row.child)
+        early = stop - row.prompt < row.params.min_tokens
+        token = _masked(likeliest, row.end_ids if early else (), row.allowed)
+        row.ids.append(token or 0)
+        if token is None:
+            result.failed[slot] = "no token is left to choose"
+            return
         result.slots.append(slot)
         result.token_ids.append([token])
         if row.params.logprobs is not None:
@@ -235,7 +260,7 @@ class ToyPending:
 
     def sample(self, late: LateInputs) -> None:
         assert self._result is None, "a step is sampled once"
-        self._result = self._executor.sample(self._plan)
+        self._result = self._executor.sample(self._plan, late)
 
     def result(self) -> StepResult:
         assert self._result is not None, "the step was not sampled"

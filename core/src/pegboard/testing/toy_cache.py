@@ -51,6 +51,10 @@ class ToyCache:
         for store in self._stores:
             store.recall(row, start)
 
+    def written(self, row: ToyRow, start: int, stop: int) -> set[int]:
+        """Blocks that `write` of the tokens ``start`` to ``stop`` changes."""
+        return {block for store in self._stores for block in store.written(row, start, stop)} - {0}
+
     def write(self, row: ToyRow, start: int, stop: int) -> None:
         """Store tokens ``start`` to ``stop``."""
         assert stop <= len(row.ids), f"tokens up to {stop} planned, {len(row.ids)} known"
@@ -90,6 +94,10 @@ class _Store:
 
     def recall(self, row: ToyRow, start: int) -> None:
         """Attention reads after it wrote; see `verify`."""
+
+    def written(self, row: ToyRow, start: int, stop: int) -> list[int]:
+        """Blocks that hold the tokens ``start`` to ``stop``."""
+        return row.tables[self.group][start // self.size : (stop - 1) // self.size + 1]
 
     def write(self, row: ToyRow, start: int, stop: int) -> None:
         table = row.tables[self.group]
@@ -166,6 +174,9 @@ class _State(_Store):
 
 class _Cross(_Store):
     """The encoder's tokens, for which the prompt's first id stands."""
+
+    def written(self, row: ToyRow, start: int, stop: int) -> list[int]:
+        return row.tables[self.group] if start == 0 else []
 
     def write(self, row: ToyRow, start: int, stop: int) -> None:
         if row.encoded or start > 0:

@@ -30,6 +30,16 @@ class Told(msgspec.Struct):
     """``(position, log-probability)`` of prompt tokens, in the order told."""
     last: EngineOutput | None = None
 
+    def take(self, output: EngineOutput) -> None:
+        """Add what one step told; nothing is told after the end."""
+        assert self.finish_reason is None, f"{output.request_id} was told something after its end"
+        self.token_ids += output.token_ids
+        self.last = output
+        if output.prompt_logprobs is not None:
+            first = output.prompt_logprobs.first
+            for position, entry in enumerate(output.prompt_logprobs.entries, first):
+                self.scores.append((position, entry.logprobs[0]))
+
     @property
     def finish_reason(self) -> str | None:
         return None if self.last is None else self.last.finish_reason
@@ -46,6 +56,27 @@ def toy_request(
     options.setdefault("params", SamplingParams(temperature=0.0))
     options.setdefault("seed", 0)
     return EngineRequest(request_id, prompt, max_tokens=max_tokens, **options)
+
+
+class _Flight(msgspec.Struct):
+    """A step that was launched and not landed."""
+
+    plan: StepPlan
+    pending: Pending
+    written: set[int]
+    """Blocks that it writes."""
+
+    def check_apart(self, later: StepPlan) -> None:
+        """No later plan hands out a block that this step writes, or a slot that it names."""
+        given = {block for row in later.new_blocks for ids in row for block in ids}
+        given |= {block for new in later.new_rows for ids in new.blocks for block in ids}
+        given |= {copy.target for copy in later.copies}
+        assert not given & self.written, (
+            f"step {later.step_id} gives away {given & self.written}, "
+            f"which step {self.plan.step_id} writes"
+        )
+        slots = {new.slot for new in later.new_rows} & set(self.plan.slots)
+        assert not slots, f"step {later.step_id} gives away slots {slots} of {self.plan.step_id}"
 
 
 class ToyEngine:
@@ -75,7 +106,7 @@ class ToyEngine:
         self.plans: list[StepPlan] = []
         self._depth = depth
         self._check = check
-        self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
+        self._in_flight: deque[_Flight] = deque()
 
     def add(self, request: EngineRequest) -> None:
         self.scheduler.add(request)
@@ -90,15 +121,17 @@ class ToyEngine:
         if not plan.rows:
             return False
         self.plans.append(plan)
+        for flight in self._in_flight:
+            flight.check_apart(plan)
         pending = self.executor.execute(plan)
         pending.sample(LateInputs(plan.step_id))
-        self._in_flight.append((plan, pending))
+        self._in_flight.append(_Flight(plan, pending, self.executor.written(plan)))
         return True
 
     def land(self) -> list[EngineOutput]:
         """Update the oldest step in flight."""
-        plan, pending = self._in_flight.popleft()
-        outputs = self.scheduler.update(plan, pending.result())
+        flight = self._in_flight.popleft()
+        outputs = self.scheduler.update(flight.plan, flight.pending.result())
         self._tell(outputs)
         return outputs
 
@@ -126,10 +159,4 @@ class ToyEngine:
 
     def _tell(self, outputs: list[EngineOutput]) -> None:
         for output in outputs:
-            told = self.told[output.request_id]
-            told.token_ids += output.token_ids
-            told.last = output
-            if output.prompt_logprobs is not None:
-                first = output.prompt_logprobs.first
-                for position, entry in enumerate(output.prompt_logprobs.entries, first):
-                    told.scores.append((position, entry.logprobs[0]))
+            self.told[output.request_id].take(output)

@@ -1,0 +1,184 @@
+"""What the host does per step beside the device: plan, submit, update, with an executor that
+computes nothing.
+
+Run ``python tests/benchmarks/bench_host.py [STEPS]``, or ``make bench-host``. Each number of
+running requests is a decode steady state: prompts of 200 to 1,800 tokens, requests that end and are
+replaced at random, as a server sees them. Printed are medians per step, in milliseconds, the goal,
+the 99th percentile with and without the garbage collector, and where the time goes. Last, the
+period of a step of 2 ms with 1 ms added to planning, which overlap should hide.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import gc
+import io
+import pstats
+import random
+import statistics
+import sys
+import time
+
+from pegboard.api.executor import Pending
+from pegboard.api.params import SamplingParams
+from pegboard.api.step import StepPlan
+from pegboard.api.views import EngineRequest
+from pegboard.config.engine import EngineConfig
+from pegboard.engine.build import build_core
+from pegboard.engine.core import EngineCore
+from pegboard.runner.thread import StepThread
+from pegboard.testing.null_executor import NullExecutor
+
+GOALS_MS = {1: 0.15, 64: 0.4, 256: 1.5, 1024: 6.0}
+"""Per running requests; the last is linear growth from the one before."""
+PERIOD_GOAL_MS = 2.5
+SHOWN = 15
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Load:
+    """Keeps a number of requests running in one engine."""
+
+    def __init__(self, running: int, *, depth_two: bool = True) -> None:
+        self._rng = random.Random(running)
+        self._count = self._live = 0
+        self.running = running
+        config = EngineConfig(
+            model="null",
+            num_gpu_blocks_override=1 + running * 160,
+            max_num_seqs=running,
+            max_num_batched_tokens=max(8192, 2 * running),
+            async_scheduling=depth_two,
+        )
+        self.core, _ = build_core(config, NullExecutor(), 2560)
+        for _ in range(running):
+            self._add(first=True)
+
+    def _add(self, first: bool = False) -> None:
+        """One more request; those that are there from the start end at different times."""
+        length = self._rng.randrange(200, 1800)
+        limit = self._rng.randrange(1, 600) if first else 600
+        prompt = [self._rng.randrange(50_000) for _ in range(length)]
+        self.core.add(
+            EngineRequest(str(self._count), prompt, GREEDY, seed=0, max_tokens=200 + limit)
+        )
+        self._count += 1
+        self._live += 1
+
+    def step(self) -> None:
+        for output in self.core.step():
+            self._live -= output.finish_reason is not None
+
+    def refill(self) -> None:
+        while self._live < self.running:
+            self._add()
+
+    def settle(self) -> None:
+        """Run until all prompts are computed."""
+        while self.core.stats().running < self.running:
+            self.step()
+        for _ in range(20):
+            self.step()
+
+
+def measure(load: Load, steps: int) -> list[float]:
+    """Milliseconds of each step."""
+    times = []
+    for _ in range(steps):
+        load.refill()
+        start = time.perf_counter()
+        load.step()
+        times.append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def percentile(times: list[float], share: float) -> float:
+    return sorted(times)[min(int(len(times) * share), len(times) - 1)]
+
+
+def report(running: int, steps: int) -> None:
+    """One line per number of requests."""
+    load = Load(running)
+    load.settle()
+    with_gc = measure(load, steps)
+    gc.collect()
+    gc.disable()
+    without = measure(load, steps)
+    gc.enable()
+    median, goal = statistics.median(with_gc), GOALS_MS[running]
+    print(
+        f"{running:5} running  median {median:.3f} ms (goal {goal})  "
+        f"{median / running * 1e3:.2f} us a request  p99 {percentile(with_gc, 0.99):.3f} ms, "
+        f"without gc median {statistics.median(without):.3f} p99 {percentile(without, 0.99):.3f}"
+    )
+
+
+def profile(running: int, steps: int) -> str:
+    """Where the time goes."""
+    load = Load(running)
+    load.settle()
+    profiler = cProfile.Profile()
+    profiler.enable()
+    measure(load, steps)
+    profiler.disable()
+    text = io.StringIO()
+    pstats.Stats(profiler, stream=text).strip_dirs().sort_stats("tottime").print_stats(SHOWN)
+    return "\n".join(line for line in text.getvalue().splitlines() if line.strip())
+
+
+class OnThread(NullExecutor):
+    """A null executor whose steps take `seconds` on a thread of their own."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self._thread = StepThread(super().execute)
+
+    def execute(self, plan: StepPlan) -> Pending:
+        return self._thread.execute(plan)
+
+    def close(self) -> None:
+        self._thread.close()
+
+
+def slow_planning(core: EngineCore, seconds: float) -> None:
+    """Add work to each call of `plan`."""
+    plan = core.scheduler.plan
+
+    def slow() -> StepPlan:
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            pass
+        return plan()
+
+    core.scheduler.plan = slow  # type: ignore[method-assign]
+
+
+def period(overlap: bool, steps: int = 300) -> float:
+    """Median milliseconds from step to step, of one request, with 2 ms on the device."""
+    config = EngineConfig(model="null", num_gpu_blocks_override=128, async_scheduling=overlap)
+    core, _ = build_core(config, OnThread(0.002), 1024)
+    slow_planning(core, 0.001)
+    core.add(EngineRequest("a", [1], GREEDY, seed=0, max_tokens=steps))
+    times = []
+    while core.has_work():
+        start = time.perf_counter()
+        core.step()
+        times.append((time.perf_counter() - start) * 1e3)
+    core.close()
+    return statistics.median(times)
+
+
+def main() -> None:
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 400
+    for running in GOALS_MS:
+        report(running, steps)
+    for running in (1, 256):
+        print(f"\nprofile of {steps} steps at {running} running")
+        print(profile(running, steps))
+    print(f"\n2 ms on the device, 1 ms added to planning (goal below {PERIOD_GOAL_MS} ms)")
+    for overlap in (True, False):
+        print(f"overlap {overlap!s:5}  period {period(overlap):.3f} ms")
+
+
+if __name__ == "__main__":
+    main()
