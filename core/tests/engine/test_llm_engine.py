@@ -112,7 +112,7 @@ def test_the_work_for_many_sequences_grows_with_their_number(
         assert len(run(llm)["a"].outputs) == number
     assert counts["sets"] == 1
     assert counts["parked"] == number - 1
-    assert counts["finished"] <= 2 * number * tokens
+    assert counts["finished"] <= 4 * number * tokens
 
 
 def test_o13_a_second_live_request_with_the_same_id_is_refused_and_the_first_unharmed() -> None:
