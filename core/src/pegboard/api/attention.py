@@ -82,6 +82,10 @@ class AttentionLayer:
     kv_heads: int
     head_size: int
     scale: float
+    """Multiplies the scores."""
+    soft_cap: float | None = None
+    """Scaled scores s become ``soft_cap * tanh(s / soft_cap)`` before they are masked. Only layers
+    of models that declare the feature ``soft_cap`` have one."""
 
 
 @attrs.frozen(eq=False)
@@ -92,6 +96,10 @@ class AttentionStep:
     step; its tokens lie in
     ``block_table[r, : ceil(kv_lens[r] / block_size)]``. Host lists and tensors hold the same
     values.
+
+    Of a group whose kind gives up old tokens (sliding, chunked) only the entries count that some
+    query token of the step attends to. What stands in earlier ones is the null block or the id of
+    a block that belongs to another request by now: it must not be read.
     """
 
     query_lens: Sequence[int]

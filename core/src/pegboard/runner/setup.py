@@ -16,6 +16,7 @@ from pegboard.errors import SelectionError
 from pegboard.kv.groups import form_groups
 from pegboard.nn import OpTable
 from pegboard.runner.select import BackendWish, choose_backend, choose_platform
+from pegboard.runner.storage import choose_layouts
 
 if TYPE_CHECKING:
     from pegboard.plugins import Board, Registry
@@ -58,13 +59,19 @@ def open_device(board: Board, config: EngineConfig, resolved: ResolvedModel) -> 
     groups = form_groups(model.facts.kv_slots, config.block_size)
     ops = OpTable.choose(board.registry("ops"), platform=platform.name, dtype=model.dtype)
     kernels = _Kernels(board, config, platform.name, runtime, model)
+    made = [kernels.make(group) for group in groups]
+    offers = [kernel.layouts(group.spec) for group, (_, kernel) in zip(groups, made, strict=True)]
+    layouts = choose_layouts(groups, offers)
     return OpenedDevice(
         platform=platform.name,
         runtime=runtime,
         device=runtime.device.torch_device(),
         model=model,
         groups=groups,
-        attention=tuple(kernels.make(group) for group in groups),
+        attention=tuple(
+            GroupAttention(name, kernel, layout)
+            for (name, kernel), layout in zip(made, layouts, strict=True)
+        ),
         ops=ops,
     )
 
@@ -86,8 +93,8 @@ class _Kernels:
     runtime: DeviceRuntime
     model: ResolvedModel
 
-    def make(self, group: KVGroup) -> GroupAttention:
-        """Choose the backend, build its kernel and take the layout it prefers."""
+    def make(self, group: KVGroup) -> tuple[str, AttentionKernel]:
+        """Choose the backend and build its kernel; the backend's name, and the kernel."""
         backend = choose_backend(self._backends(), group, self._wish())
         kernel: AttentionKernel = backend.kernel.load()(
             AttentionContext(
@@ -97,14 +104,14 @@ class _Kernels:
                 max_rows=self.config.max_num_seqs,
                 max_tokens=self.config.max_num_batched_tokens,
                 platform=self.runtime.facts(),
+                features=self.model.facts.attention_features,
             )
         )
-        layouts = kernel.layouts(group.spec)
-        if not layouts:
+        if not kernel.layouts(group.spec):
             raise SelectionError(
                 f"attention backend {backend.name} offers no KV layout for {group.spec}"
             )
-        return GroupAttention(backend.name, kernel, layouts[0])
+        return backend.name, kernel
 
     def _backends(self) -> Registry[AttentionBackend]:
         name = self.config.attention_backend
@@ -114,5 +121,8 @@ class _Kernels:
 
     def _wish(self) -> BackendWish:
         return BackendWish(
-            platform=self.platform, dtype=self.model.dtype, name=self.config.attention_backend
+            platform=self.platform,
+            dtype=self.model.dtype,
+            features=self.model.facts.attention_features,
+            name=self.config.attention_backend,
         )

@@ -24,7 +24,7 @@ from pegboard.api.kv import (
 from pegboard.api.step import BlockCopy
 from pegboard.errors import SelectionError
 
-__all__ = ["allocate_storage", "copy_blocks"]
+__all__ = ["allocate_storage", "choose_layouts", "copy_blocks"]
 
 _ALIGNMENT = 64
 """Bytes; a cache line, so that no vector load of a row of a head crosses two."""
@@ -54,8 +54,38 @@ def allocate_storage(
     return storage
 
 
+def choose_layouts(
+    groups: Sequence[KVGroup], offers: Sequence[Sequence[KVLayout]]
+) -> tuple[KVLayout, ...]:
+    """A layout for each group, of those that its kernel offers, so that all can share memory.
+
+    `offers` are in order of preference, none of them empty. Raises `SelectionError` where no choice
+    fits all groups.
+    """
+    cache = KVCacheConfig(tuple(groups), num_blocks=1)
+    pairs = list(zip(groups, offers, strict=True))
+    runs = dict.fromkeys(_runs(group, layout) for group, offer in pairs for layout in offer)
+    choices = [tuple(_with_runs(group, offer, count) for group, offer in pairs) for count in runs]
+    faults = [_cut_fault(cache, layouts) for layouts in choices]
+    if None not in faults:
+        raise SelectionError(str(faults[0]))
+    return choices[faults.index(None)]
+
+
+def _with_runs(group: KVGroup, offer: Sequence[KVLayout], runs: int) -> KVLayout:
+    """The preferred layout that cuts a page into `runs` runs, else the preferred one."""
+    return next((layout for layout in offer if _runs(group, layout) == runs), offer[0])
+
+
 def _check_cuts(cache: KVCacheConfig, layouts: Sequence[KVLayout]) -> None:
-    """A block must be the same bytes in every group.
+    fault = _cut_fault(cache, layouts)
+    if fault is not None:
+        raise SelectionError(fault)
+
+
+def _cut_fault(cache: KVCacheConfig, layouts: Sequence[KVLayout]) -> str | None:
+    """Why groups of these layouts cannot share memory, if so: a block must be the same bytes in
+    every group.
 
     A page is one run of bytes if the block axis is the outermost, else one run for each index of
     the axes outside it.
@@ -63,16 +93,16 @@ def _check_cuts(cache: KVCacheConfig, layouts: Sequence[KVLayout]) -> None:
     pairs = zip(cache.groups, layouts, strict=True)
     kept = [(group, layout) for group, layout in pairs if group.slot_bytes()]
     if len(kept) < 2:
-        return
+        return None
     runs = [_runs(group, layout) for group, layout in kept]
-    for (group, _), count in zip(kept, runs, strict=True):
-        padded = group.slot_bytes() < cache.page_bytes
-        if count != runs[0] or (padded and count > 1):
-            names = ", ".join(f"group {g.index} ({g.spec.kind}) {used.name}" for g, used in kept)
-            raise SelectionError(
-                f"KV groups share memory, but their layouts cut it into different blocks: {names}; "
-                f"layouts with the block axis outermost fit all groups"
-            )
+    padded = any(group.slot_bytes() < cache.page_bytes for group, _ in kept)
+    if len(set(runs)) == 1 and not (padded and runs[0] > 1):
+        return None
+    names = ", ".join(f"group {g.index} ({g.spec.kind}) {used.name}" for g, used in kept)
+    return (
+        f"KV groups share memory, but their layouts cut it into different blocks: {names}; "
+        f"layouts with the block axis outermost fit all groups"
+    )
 
 
 def _runs(group: KVGroup, layout: KVLayout) -> int:
