@@ -131,11 +131,11 @@ def _refuse_what_came_later(read: ConfigReader, head_size: int, generation: Gene
 def _local_layers(read: ConfigReader, layers: int, generation: Generation) -> tuple[bool, ...]:
     """Which layers have a window: as listed, or by the pattern of the file or the generation."""
     kinds = read.get("layer_types")
+    pattern = read.integer("sliding_window_pattern", generation.pattern or None)
     if not generation.pattern:
         read.refuse_unless({"layer_types": (["full_attention"] * layers,)})
         return pattern_layers(layers, 0)
     if kinds is None:
-        pattern = read.integer("sliding_window_pattern", generation.pattern)
         return pattern_layers(layers, pattern)
     allowed = ("full_attention", "sliding_attention")
     if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(allowed):
