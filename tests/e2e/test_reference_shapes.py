@@ -115,7 +115,9 @@ SHAPES: dict[str, Shape] = {
     "mistral without a window": Shape({"sliding_window": None, "head_dim": 16}),
     "mistral with a window as long as the context": Shape({"sliding_window": CONTEXT}),
     "mistral with a short window": Shape({"sliding_window": 7, "head_dim": 16}),
-    "ministral, a window in every other layer": Shape({"sliding_window": 5, "layer_types": MIXED}),
+    "ministral, a window in every other layer": Shape(
+        {"sliding_window": 5, "layer_types": MIXED, "head_dim": 8}
+    ),
     "one layer of odd sizes": Shape(
         {"num_hidden_layers": 1, "intermediate_size": 37, "vocab_size": 71}
     ),

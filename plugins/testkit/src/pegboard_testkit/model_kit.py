@@ -112,14 +112,15 @@ class ModelKit:
         self._check_greedy(outputs)
 
     def test_preempted_requests_give_the_same_tokens(self, model: Path) -> None:
-        enough_for_one = -(-self.context // self.block_size) + 1
-        prompts = self.prompts([self.context // 2 - 5] * 4)
+        prompts = self.prompts([10] * 4)  # all are admitted, then grow out of their room
+        budget = {"max_num_batched_tokens": 16}
         options = {
-            "num_gpu_blocks_override": enough_for_one + 1,
+            **budget,
+            "num_gpu_blocks_override": self._blocks_for_one(model, **budget) + 2,
             "enable_prefix_caching": False,
         }
         with self.engine(model, **options) as llm:
-            outputs = self._greedy(llm, prompts, tokens=self.context // 2)
+            outputs = self._greedy(llm, prompts, tokens=self.context - 20)
             preemptions = llm.engine.stats().preemptions
         assert preemptions > 0, "nothing was preempted"
         self._check_greedy(outputs)
@@ -138,6 +139,15 @@ class ModelKit:
         }
         with LLM(str(model), **{**common, **self.options, **options}) as llm:
             yield llm
+
+    def _blocks_for_one(self, model: Path, **options: Any) -> int:
+        """Blocks, over all KV groups, that one request of the whole context needs."""
+        with self.engine(model, **options) as llm:
+            budget = llm.config.max_num_batched_tokens
+            return sum(
+                group.spec.blocks_for(self.context, group.block_size, budget)
+                for group in llm.cache.groups
+            )
 
     def prompts(self, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
         """Random token ids of the reference's vocabulary."""
