@@ -1,5 +1,5 @@
-"""The real Gemma 3 model (270 million parameters, mixed block types), in exact arithmetic, against the
-reference implementation in fp32, within its window of 512 tokens and far beyond it."""
+"""The real Gemma 3 model (270 million parameters, mixed block types), in exact arithmetic, against
+the reference implementation in fp32, within its window of 512 tokens and far beyond it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Random Gemma checkpoints of all three generations against transformers: from safetensors as
 transformers saves them, and from GGUF files.
 
-The whole way is tested: files, configuration, names, loading, prompt scores and greedy decoding, with
-prompts that reach far beyond the sliding windows.
+The whole way is tested: files, configuration, names, loading, prompt scores and greedy decoding,
+with prompts that reach far beyond the sliding windows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Random Llama, Mistral and Ministral checkpoints, as transformers saves them, against transformers itself.
+"""Random Llama, Mistral and Ministral checkpoints, as transformers saves them, against transformers
+itself.
 
 The whole way is tested: files, configuration, names, loading, prompt scores and greedy decoding.
 """

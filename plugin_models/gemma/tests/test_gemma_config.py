@@ -277,8 +277,9 @@ def test_norms_are_stored_as_their_distance_from_one_in_one_kind_of_file_only() 
 
 
 def test_an_untied_head_is_loaded_and_a_tied_one_skipped() -> None:
-    tied, untied = weight_map(hf("Gemma2"), "hf"), weight_map(
-        hf("Gemma2", {"tie_word_embeddings": False}), "hf"
+    tied, untied = (
+        weight_map(hf("Gemma2"), "hf"),
+        weight_map(hf("Gemma2", {"tie_word_embeddings": False}), "hf"),
     )
     assert [skip.pattern for skip in tied.skips if "tied" in skip.reason] == ["lm_head.weight"]
     assert [rule.source for rule in untied.rules if rule.target == "head"] == ["lm_head"]

@@ -99,7 +99,9 @@ class WindowsOffByOne(PlainKernel):
     def seen(self, queries: int, keys: int) -> torch.Tensor:
         seen = super().seen(queries, keys)
         if isinstance(self.spec, SlidingWindowSpec) and queries > 1:
-            return torch.ones_like(seen).tril(keys - queries).triu(keys - queries - self.spec.window)
+            return (
+                torch.ones_like(seen).tril(keys - queries).triu(keys - queries - self.spec.window)
+            )
         return seen
 
 

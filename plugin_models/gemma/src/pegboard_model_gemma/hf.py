@@ -124,7 +124,7 @@ def _refuse_what_came_later(read: ConfigReader, head_size: int, generation: Gene
         read.refuse_unless({"attn_logit_softcapping": ()})
     if not generation.pattern:
         foreign = ("final_logit_softcapping", "sliding_window", "sliding_window_pattern")
-        read.refuse_unless({key: () for key in foreign})
+        read.refuse_unless(dict.fromkeys(foreign, ()))
         read.refuse_unless({"query_pre_attn_scalar": (head_size,)})
 
 

@@ -212,9 +212,7 @@ class _Planner:
     def _band(self, deepest: int) -> torch.Tensor:
         def closed() -> torch.Tensor:
             shape = (TILE, deepest + TILE)
-            return torch.full(
-                shape, float("-inf"), dtype=self._ctx.dtype, device=self._ctx.device
-            )
+            return torch.full(shape, float("-inf"), dtype=self._ctx.dtype, device=self._ctx.device)
 
         band = closed().triu_(deepest + 1)
         if isinstance(self._spec, SlidingWindowSpec):
