@@ -74,7 +74,8 @@ def silu_mul(packed: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_tanh_mul(packed: torch.Tensor) -> torch.Tensor:
-    """Gated activation ``gelu(gate) * up`` of ``packed [..., 2 I]`` = gate | up; gives ``[..., I]``.
+    """Gated activation ``gelu(gate) * up`` of ``packed [..., 2 I]`` = gate | up; gives ``[...,
+    I]``.
 
     With the tanh approximation of GELU. A version may overwrite `packed`. Source: Shazeer, "GLU
     Variants Improve Transformer", 2020 (GEGLU); Hendrycks and Gimpel, "Gaussian Error Linear

@@ -1,5 +1,5 @@
-"""Conformance kit for the surface *attention*: kernels of causal attention, over all earlier tokens,
-a sliding window or a chunk, as far as the descriptor claims them.
+"""Conformance kit for the surface *attention*: kernels of causal attention over all earlier
+tokens, a sliding window or a chunk, as far as the descriptor claims them.
 
 A test file of a backend subclasses `AttentionKit`, names its descriptor, and gets the tests below::
 
