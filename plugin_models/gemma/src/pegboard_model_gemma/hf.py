@@ -153,7 +153,8 @@ def _window(read: ConfigReader, local: tuple[bool, ...]) -> int | None:
 
 def _scale(read: ConfigReader, head_size: int, generation: Generation) -> float:
     usual = 256.0 if generation.pattern else float(head_size)
-    return float(read.number("query_pre_attn_scalar", usual)) ** -0.5
+    scale: float = read.number("query_pre_attn_scalar", usual) ** -0.5
+    return scale
 
 
 def _cap(read: ConfigReader, key: str, usual: float | None) -> float | None:

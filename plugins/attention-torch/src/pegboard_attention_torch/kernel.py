@@ -126,8 +126,9 @@ def _attend_tile(
 ) -> torch.Tensor:
     """``[count, kv heads, group, dim]``; keys and values are ``[kv heads, 1, k, dim]``."""
     query = call.query[tile.first : tile.first + tile.count].permute(1, 2, 0, 3)
-    shared = (part.expand(-1, query.shape[1], -1, -1) for part in (keys, values))
-    return call.attend(query, *shared, mask).permute(2, 0, 1, 3)
+    group = query.shape[1]
+    shared_keys, shared_values = (part.expand(-1, group, -1, -1) for part in (keys, values))
+    return call.attend(query, shared_keys, shared_values, mask).permute(2, 0, 1, 3)
 
 
 def _attend_folded_tile(
@@ -137,8 +138,9 @@ def _attend_folded_tile(
     query = call.query[tile.first : tile.first + tile.count].permute(1, 2, 0, 3)
     group, count = query.shape[1:3]
     folded = query.flatten(1, 2).unsqueeze(1)
-    found = call.attend(folded, keys, values, mask.repeat(group, 1))
-    return found.squeeze(1).unflatten(1, (group, count)).permute(2, 0, 1, 3)
+    attended = call.attend(folded, keys, values, mask.repeat(group, 1)).squeeze(1)
+    found: torch.Tensor = attended.unflatten(1, (group, count))
+    return found.permute(2, 0, 1, 3)
 
 
 def _attend_pack(call: _Call, pack: Pack) -> None:

@@ -134,7 +134,8 @@ class AttentionCase:
         pages = torch.full(
             (count, page + self.setting.padding), torch.nan, dtype=dtype, device=self._device
         )
-        return pages[:, :page].unflatten(1, shape[1:])
+        padded: torch.Tensor = pages[:, :page].unflatten(1, shape[1:])
+        return padded
 
     def redraw(self, seed: int) -> None:
         """Other queries, keys and values, as in another layer; the storage is empty again."""
