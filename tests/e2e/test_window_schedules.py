@@ -186,10 +186,11 @@ def test_many_random_schedules_give_the_same_tokens(model: Model) -> None:
 
 
 def test_preempted_requests_give_the_same_tokens(model: Model) -> None:
+    """All are admitted while they are short, then they grow out of their room."""
     draws = np.random.default_rng(1)
-    prompts = [draws.integers(3, 96, size=40).tolist() for _ in range(5)]
+    prompts = [draws.integers(3, 96, size=10).tolist() for _ in range(5)]
     counts = dict.fromkeys(("preemptions", "hits", "chunks"), 0)
-    load = Load(prompts, [60] * 5, budget=16, caching=True, scarce=True)
+    load = Load(prompts, [70] * 5, budget=16, caching=True, scarce=True)
     check(model, run(model, load, counts))
     assert counts["preemptions"] > 0, "nothing was preempted"
 
