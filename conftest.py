@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -79,3 +81,14 @@ def smollm2_path() -> Path:
         return Path(script.fetch())
     except script.FetchError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def gemma_path() -> Path:
+    """The real Gemma 3 model's GGUF file, downloaded if the cache lacks it; skipped where that
+    fails."""
+    command = [sys.executable, str(ROOT / "scripts" / "fetch_gemma.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(done.stderr.strip())
+    return Path(done.stdout.strip())

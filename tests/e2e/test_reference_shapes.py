@@ -1,4 +1,5 @@
-"""Random Llama and Mistral checkpoints, as transformers saves them, against transformers itself.
+"""Random Llama, Mistral and Ministral checkpoints, as transformers saves them, against transformers
+itself.
 
 The whole way is tested: files, configuration, names, loading, prompt scores and greedy decoding.
 """
@@ -46,6 +47,8 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 Config = dict[str, Any]
 
@@ -112,6 +115,10 @@ SHAPES: dict[str, Shape] = {
     "stored as bfloat16, tied": Shape({"tie_word_embeddings": True}, stored=torch.bfloat16),
     "mistral without a window": Shape({"sliding_window": None, "head_dim": 16}),
     "mistral with a window as long as the context": Shape({"sliding_window": CONTEXT}),
+    "mistral with a short window": Shape({"sliding_window": 7, "head_dim": 16}),
+    "ministral, a window in every other layer": Shape(
+        {"sliding_window": 5, "layer_types": MIXED, "head_dim": 8}
+    ),
     "one layer of odd sizes": Shape(
         {"num_hidden_layers": 1, "intermediate_size": 37, "vocab_size": 71}
     ),
@@ -120,7 +127,8 @@ SHAPES: dict[str, Shape] = {
 
 def random_model(shape: Shape) -> Any:
     """A random model in its stored dtype, norms and biases included."""
-    family = "Mistral" if "sliding_window" in shape.settings else "Llama"
+    windowed = "Ministral" if "layer_types" in shape.settings else "Mistral"
+    family = windowed if "sliding_window" in shape.settings else "Llama"
     config = getattr(transformers, f"{family}Config")(**{**BASE, **shape.settings})
     torch.manual_seed(5)
     model = getattr(transformers, f"{family}ForCausalLM")(config)
@@ -293,7 +301,7 @@ def test_o33_equivalent_configurations_give_equal_logits(
         ({"rope_parameters": LLAMA3 | {"rope_type": "spiral"}}, ConfigError, "spiral"),
         ({"rope_parameters": LLAMA3 | {"rope_type": "yarn"}}, UnsupportedError, "yarn"),
         ({"rope_parameters": None, "rope_scaling": {"type": "x1"}}, ConfigError, "x1"),
-        ({"sliding_window": CONTEXT // 2}, UnsupportedError, "sliding_window"),
+        ({"sliding_window": 8, "max_window_layers": 1}, UnsupportedError, "max_window_layers"),
         ({"dtype": "int3"}, ConfigError, "int3"),
         ({"architectures": ["NoSuchForCausalLM"]}, PegboardError, "NoSuchForCausalLM"),
     ],
@@ -308,6 +316,18 @@ def test_o33_what_is_not_known_is_refused_and_never_guessed(
     folder, config, _ = scaled
     with pytest.raises(error, match=said):
         opened(respell(folder, tmp_path, config | changes))
+
+
+@pytest.mark.parametrize(
+    "change", [{"layer_types": MIXED[::-1][1:] + MIXED[:1]}, {"sliding_window": 6}]
+)
+def test_no_window_of_some_layers_is_ignored(change: Config, tmp_path: Path) -> None:
+    """vllm#15705, vllm#17306: layers with a window were run without it, or all with it."""
+    reference = write(SHAPES["ministral, a window in every other layer"], tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(AssertionError):
+        check(reference, answers(tmp_path, reference.config.vocab_size))
 
 
 def test_a_context_within_the_sliding_window_is_served(

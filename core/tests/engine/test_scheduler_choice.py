@@ -125,7 +125,7 @@ def test_the_allowlist_governs_schedulers_named_by_path() -> None:
 def test_the_contract_is_what_the_cores_scheduler_has() -> None:
     methods = {name for name in vars(Scheduler) if not name.startswith("_")}
     own = {name for name in vars(TokenBudgetScheduler) if not name.startswith("_")}
-    assert methods == own
+    assert methods <= own
 
 
 def test_requests_pass_unchanged_to_the_runner() -> None:

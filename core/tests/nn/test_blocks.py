@@ -16,6 +16,7 @@ from pegboard.nn import (
     AttentionShape,
     DecoderLayer,
     GatedMLP,
+    NormedAfter,
     OpTable,
     PlainMethod,
     RMSNorm,
@@ -129,3 +130,38 @@ def test_a_decoder_layer_adds_each_half_to_the_residual() -> None:
     half = start / 4
     x, residual = layer(half, start - half, batch)
     torch.testing.assert_close(x + residual, wanted)
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def test_heads_of_queries_and_keys_are_normed_before_they_turn() -> None:
+    shape = AttentionShape(8, 2, 1, 4, soft_cap=7.0, qk_norm_eps=1e-3)
+    rope = Rope(CTX, "rope", RopeConfig(), 4, 16)
+    block = AttentionBlock(CTX, "a", shape, rope, "3.self")
+    weights = filled(block)
+    kernel, x = Recorder(), torch.randn(3, 8)
+    block(x, cached(Recorder(), kernel))
+    ((layer, inputs, _, _),) = kernel.calls
+    assert layer.soft_cap == 7.0
+    parts = [x @ weights[f"a.qkv.{part}.weight"].T for part in range(3)]
+    query, key, value = (part.unflatten(-1, (-1, 4)) for part in parts)
+    batch = cached(kernel)
+    wanted_query = rope(normed(query, weights["a.q_norm.0.weight"], 1e-3), batch)
+    wanted_key = rope(normed(key, weights["a.k_norm.0.weight"], 1e-3), batch)
+    torch.testing.assert_close(inputs.query, wanted_query)
+    torch.testing.assert_close(inputs.key, wanted_key)
+    torch.testing.assert_close(inputs.value, value)
+
+
+def test_a_half_that_is_normed_after_is() -> None:
+    block = NormedAfter(
+        GatedMLP(CTX, "mlp", 4, 6, activation="gelu_tanh"),
+        RMSNorm(CTX, "after", 4, 1e-3, wide=True),
+    )
+    weights, x = filled(block), torch.randn(5, 4)
+    gate, up = (x @ weights[f"mlp.gate_up.{part}.weight"].T for part in (0, 1))
+    inner = (F.gelu(gate, approximate="tanh") * up) @ weights["mlp.down.0.weight"].T
+    wanted = normed(inner, weights["after.0.weight"], 1e-3)
+    torch.testing.assert_close(block(x, cached()), wanted)

@@ -67,3 +67,20 @@ def test_finish_names_what_nobody_looked_at() -> None:
     read = reader(n=1, harmless=2, _private=3, odd=4)
     read.integer("n")
     assert read.finish({"harmless"}, ("_",)) == ("odd",)
+
+
+def test_a_number_written_once_per_layer_must_be_the_same_for_all() -> None:
+    read = ConfigReader({"same": [3, 3], "differs": [3, 4], "bad": ["3"]}, "file")
+    assert read.uniform("same") == 3
+    assert read.uniform("absent", 5) == 5
+    for key in ("differs", "bad", "absent"):
+        with pytest.raises(ConfigError, match=key):
+            read.uniform(key)
+
+
+def test_the_dtype_has_two_names_and_two_spellings() -> None:
+    forms = [{"dtype": "bfloat16"}, {"torch_dtype": "bfloat16"}, {"dtype": "torch.bfloat16"}]
+    assert {ConfigReader(form, "file").dtype() for form in forms} == {"bfloat16"}
+    assert ConfigReader({}, "file").dtype() == "float32"
+    with pytest.raises(ConfigError, match="dtype='int3'"):
+        ConfigReader({"torch_dtype": "int3"}, "file").dtype()

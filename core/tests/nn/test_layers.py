@@ -200,3 +200,42 @@ def test_the_room_exports_one_sorted_list_that_loads() -> None:
     assert issubclass(Linear, Weighted)
     with pytest.raises(AttributeError, match="nonsense"):
         room.nonsense  # noqa: B018
+
+
+def test_a_scaled_embedding_rounds_its_scale_and_spares_given_embeddings_and_the_head() -> None:
+    weight = torch.randn(7, 4)
+    for dtype in (torch.float32, torch.bfloat16):
+        embed = Embedding(context(dtype), "embed", 7, 4, tied=True, scale=3.0**0.5)
+        embed.finalise({"weight": [weight.to(dtype)]})
+        ids = torch.tensor([3, 0])
+        scale = torch.tensor(3.0**0.5).to(dtype)
+        assert torch.equal(embed(ids, batch()), weight.to(dtype)[ids] * scale)
+        own = torch.randn(2, 4).to(dtype)
+        assert embed(ids, batch(embeddings=own)) is own
+        head = Head(context(dtype), "head", 7, 4, tied=embed)
+        assert torch.equal(head(own, batch()), own @ weight.to(dtype).T)
+
+
+def test_a_head_with_a_soft_cap_bounds_its_logits() -> None:
+    head = Head(context(), "head", 3, 2, soft_cap=2.0)
+    head.finalise({"weight": [torch.tensor([[100.0, 0.0], [0.0, 0.1], [0.0, 1.0]])]})
+    wanted = 2 * torch.tanh(torch.tensor([[50.0, 0.05, 0.5]]))
+    torch.testing.assert_close(head(torch.ones(1, 2), batch()), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_wide_norm_keeps_its_weight_in_float32_and_rounds_once(dtype: torch.dtype) -> None:
+    norm = RMSNorm(context(dtype), "norm", 16, 1e-6, wide=True)
+    ((_, spec),) = norm.wanted()
+    assert spec.dtype == "float32"
+    weight = 1 + torch.randn(16) / 256  # most bits of which bfloat16 would lose
+    norm.finalise({"weight": [weight]})
+    x, residual = torch.randn(5, 16).to(dtype), torch.randn(5, 16).to(dtype)
+    total = x + residual
+    normed, added = norm.add(x.clone(), residual, batch())
+    assert torch.equal(added, total)
+    for given, found in ((x, norm(x, batch())), (total, normed)):
+        wide = given.float()
+        exact = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * weight
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, exact.to(dtype), rtol=0, atol=1e-6)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pegboard.nn.ops import OPS, add_rms_norm, rms_norm, rope, silu_mul
+from pegboard.nn.ops import OPS, add_rms_norm, gelu_tanh_mul, rms_norm, rope, silu_mul, soft_cap
 
 
 def test_rms_norm_is_its_formula() -> None:
@@ -37,6 +37,21 @@ def test_silu_mul_gates_the_second_half_with_the_first() -> None:
     torch.testing.assert_close(silu_mul(packed), torch.tensor([wanted]))
 
 
+def test_gelu_tanh_mul_gates_the_second_half_with_the_first() -> None:
+    def gelu(x: float) -> float:
+        return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+    packed = torch.tensor([[1.0, -2.0, 3.0, 5.0]])
+    wanted = [3 * gelu(1.0), 5 * gelu(-2.0)]
+    torch.testing.assert_close(gelu_tanh_mul(packed), torch.tensor([wanted]))
+
+
+def test_a_soft_cap_keeps_small_values_and_bounds_large_ones() -> None:
+    found = soft_cap(torch.tensor([0.01, -0.01, 4.0, -1e6, 1e6]), 5.0)
+    wanted = [0.01, -0.01, 5 * math.tanh(0.8), -5.0, 5.0]
+    torch.testing.assert_close(found, torch.tensor(wanted), rtol=1e-5, atol=1e-6)
+
+
 def test_rope_turns_each_pair_by_its_angle() -> None:
     angles = torch.tensor([[0.0, 0.0], [0.5, 0.1], [1.0, 0.2]])
     table = torch.cat((angles.cos(), angles.sin()), -1)
@@ -63,7 +78,8 @@ def test_ops_take_no_rows() -> None:
     empty, weight = torch.empty(0, 8), torch.ones(8)
     assert rms_norm(empty, weight, 1e-5).shape == (0, 8)
     assert add_rms_norm(empty, empty, weight, 1e-5)[0].shape == (0, 8)
-    assert silu_mul(empty).shape == (0, 4)
+    assert silu_mul(empty).shape == gelu_tanh_mul(empty).shape == (0, 4)
+    assert soft_cap(empty, 3.0).shape == (0, 8)
     no_positions = torch.empty(0, dtype=torch.int64)
     assert rope(torch.empty(0, 2, 4), no_positions, torch.ones(3, 4)).shape == (0, 2, 4)
 

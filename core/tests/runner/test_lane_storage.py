@@ -21,6 +21,7 @@ from pegboard.api.kv import (
 from pegboard.api.step import BlockCopy
 from pegboard.errors import SelectionError
 from pegboard.kv import form_groups
+from pegboard.runner.layouts import choose_layouts
 from pegboard.runner.storage import allocate_storage, copy_blocks
 
 CPU = torch.device("cpu")
@@ -147,3 +148,39 @@ def test_a_slot_that_keeps_nothing_has_empty_storage() -> None:
     cache, storage = build(FULL, EncoderOnlySpec(2, 4, "float32"))
     assert storage["1.self"].data.numel() == 0
     assert cache.bytes() == BLOCKS * FULL.page_bytes(4)
+
+
+WIDE = FullAttentionSpec(1, 17, "float32")
+
+
+@pytest.mark.parametrize(
+    ("specs", "offers", "chosen"),
+    [
+        ([FULL, SLIDING], [[KV_FIRST, BLOCK_FIRST]] * 2, [KV_FIRST] * 2),
+        ([FULL, SLIDING], [[KV_FIRST, BLOCK_FIRST], [BLOCK_FIRST]], [BLOCK_FIRST] * 2),
+        ([FULL, SLIDING], [[BLOCK_FIRST, KV_FIRST], [KV_FIRST]], [KV_FIRST] * 2),
+        ([FULL, STATE], [[KV_FIRST, BLOCK_FIRST], [BLOCK_FIRST]], [BLOCK_FIRST] * 2),
+        ([FULL], [[KV_FIRST, BLOCK_FIRST]], [KV_FIRST]),
+    ],
+)
+def test_groups_take_the_preferred_layout_that_all_can_share(
+    specs: list[KVSpec], offers: list[list[KVLayout]], chosen: list[KVLayout]
+) -> None:
+    groups = form_groups([KVSlot(n, "self", spec) for n, spec in enumerate(specs)], 4)
+    assert choose_layouts(KVCacheConfig(groups, 1), offers) == tuple(chosen)
+
+
+def test_heads_of_unlike_sizes_take_the_layout_that_can_be_padded() -> None:
+    slots = [KVSlot(0, "self", FULL), KVSlot(1, "self", WIDE)]
+    groups = form_groups(slots, 4)
+    sizes = {group.slot_bytes() for group in groups}
+    assert len(sizes) == 2, "the pages would be equal"
+    layouts = choose_layouts(KVCacheConfig(groups, 1), [[KV_FIRST, BLOCK_FIRST]] * 2)
+    assert layouts == (BLOCK_FIRST, BLOCK_FIRST)
+    allocate_storage(slots, KVCacheConfig(groups, BLOCKS), layouts, CPU)
+
+
+def test_groups_without_a_common_layout_are_refused_by_name() -> None:
+    groups = form_groups([KVSlot(0, "self", FULL), KVSlot(1, "self", SLIDING)], 4)
+    with pytest.raises(SelectionError, match=r"group 0 \(full\) kv-first, group 1 \(sliding\)"):
+        choose_layouts(KVCacheConfig(groups, 1), [[KV_FIRST], [BLOCK_FIRST]])

@@ -72,6 +72,25 @@ def test_rows_are_put_in_the_models_order(toys: Any, even_first: RowOrder) -> No
     assert loaded.tolist() == [0, 2, 4, 1, 3, 5]
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_an_offset_is_added_in_the_dtype_of_the_parameter(stored: torch.dtype, toys: Any) -> None:
+    data = torch.tensor([0.0, -1.0, 2.0**-7, 2.0**-12]).to(stored)
+    names = WeightMap((WeightRule("a", "leaf", offset=1.0),))
+    checkpoint = toys.checkpoint({"a.weight": data})
+    model = toys.model(("leaf", [(0, ParamSpec("weight", (4,), F32))]))
+    for _ in range(2):  # a weight update adds it once, too
+        load_weights(model, ResolvedWeights(names, checkpoint, 1), CPU)
+        assert model[0].runtime["weight"][0].tolist() == [1.0, 0.0, 1 + 2.0**-7, 1 + 2.0**-12]
+
+
+def test_an_offset_on_integers_is_refused(toys: Any) -> None:
+    names = WeightMap((WeightRule("a", "leaf", offset=1.0),))
+    checkpoint = toys.checkpoint({"a.weight": torch.ones(4, dtype=torch.int32)})
+    model = toys.model(("leaf", [(0, ParamSpec("weight", (4,), "int32"))]))
+    with pytest.raises(PluginError, match=r"leaf: .* adds 1\.0 to 'a\.weight'"):
+        load_weights(model, ResolvedWeights(names, checkpoint, 1), CPU)
+
+
 def test_an_order_that_loses_a_row_is_refused(toys: Any) -> None:
     class Lossy:
         def index(self, rows: int) -> list[int]:

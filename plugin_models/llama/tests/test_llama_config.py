@@ -106,22 +106,52 @@ def test_o33_head_size_is_derived_or_given(read_hf: Any) -> None:
         read_hf(HF | {"hidden_size": 66})
 
 
+def windows(config: Any) -> list[int | None]:
+    """The sliding window of each layer."""
+    return [getattr(slot.spec, "window", None) for slot in config.facts.kv_slots]
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
 @pytest.mark.parametrize(
-    ("keys", "architecture", "limit"),
+    ("keys", "architecture", "expected"),
     [
-        ({}, "LlamaForCausalLM", None),
-        ({"sliding_window": None}, "MistralForCausalLM", None),
-        ({"sliding_window": 128}, "MistralForCausalLM", 128),
-        ({"sliding_window": 128, "use_sliding_window": False}, "MistralForCausalLM", None),
-        ({}, "MistralForCausalLM", 4096),
+        ({}, "LlamaForCausalLM", [None] * 3),
+        ({"sliding_window": 128}, "LlamaForCausalLM", [128] * 3),
+        ({"sliding_window": None}, "MistralForCausalLM", [None] * 3),
+        ({"sliding_window": 128}, "MistralForCausalLM", [128] * 3),
+        ({"sliding_window": 128, "use_sliding_window": False}, "MistralForCausalLM", [None] * 3),
+        ({}, "MistralForCausalLM", [4096] * 3),
+        ({}, "MinistralForCausalLM", [4096] * 3),
+        (
+            {"sliding_window": 8, "layer_types": [SLIDING, FULL, SLIDING]},
+            "MinistralForCausalLM",
+            [8, None, 8],
+        ),
+        ({"sliding_window": 8, "layer_types": [FULL] * 3}, "LlamaForCausalLM", [None] * 3),
     ],
 )
-def test_o33_a_sliding_window_limits_the_context(
-    read_hf: Any, keys: dict[str, Any], architecture: str, limit: int | None
+def test_o33_every_layer_has_the_window_that_the_file_gives_it(
+    read_hf: Any, keys: dict[str, Any], architecture: str, expected: list[int | None]
 ) -> None:
-    found = read_hf(HF | keys, architecture).facts.position_limit
-    assert (found and found[0]) == limit
-    assert found is None or "sliding_window" in found[1]
+    assert windows(read_hf(HF | keys, architecture)) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "said"),
+    [
+        ({"layer_types": [SLIDING] * 3}, ConfigError, "sliding_window=None"),
+        ({"layer_types": [FULL] * 2}, ConfigError, "a list of 3 times"),
+        ({"sliding_window": 8, "max_window_layers": 2}, UnsupportedError, "max_window_layers=2"),
+        ({"sliding_window": 0}, ConfigError, "sliding_window=0"),
+    ],
+)
+def test_windows_that_are_not_clear_are_refused(
+    read_hf: Any, keys: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        read_hf(HF | keys)
 
 
 @pytest.mark.parametrize(("given", "ids"), [(2, (2,)), ([2, 5, 2], (2, 5)), (None, ()), (-1, ())])
@@ -253,10 +283,11 @@ def test_gguf_features_that_are_not_built_are_refused_by_name(
         gguf({key: value})
 
 
-def test_gguf_sliding_window_limits_the_context() -> None:
-    found = gguf({"llama.attention.sliding_window": 64}).facts.position_limit
-    assert found is not None
-    assert found[0] == 64
+def test_a_gguf_sliding_window_is_that_of_every_layer() -> None:
+    assert windows(gguf({"llama.attention.sliding_window": 64})) == [64] * 3
+    assert windows(gguf({"llama.attention.sliding_window": 0})) == [None] * 3
+    with pytest.raises(UnsupportedError, match="sliding_window_pattern=2"):
+        gguf({"llama.attention.sliding_window": 64, "llama.attention.sliding_window_pattern": 2})
 
 
 @pytest.mark.parametrize(("file_type", "dtype"), [(0, "float32"), (1, "float16"), (3, "bfloat16")])

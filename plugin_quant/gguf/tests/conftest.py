@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -38,14 +36,3 @@ def refusal() -> Callable[[Path], str]:
         return str(caught.value)
 
     return refuse
-
-
-@pytest.fixture(scope="session")
-def gemma_path(repo_root: Path) -> Path:
-    """The real Gemma 3 model's GGUF file, downloaded if the cache lacks it; skipped where that
-    fails."""
-    command = [sys.executable, str(repo_root / "scripts" / "fetch_gemma.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(done.stderr.strip())
-    return Path(done.stdout.strip())

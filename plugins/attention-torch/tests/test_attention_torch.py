@@ -11,11 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pegboard.api.attention import AttentionContext, AttentionInputs, AttentionLayer, AttentionStep
-from pegboard.api.kv import FullAttentionSpec, KVGroup, KVTensors
+from pegboard.api.kv import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    KVGroup,
+    KVSpec,
+    KVTensors,
+    SlidingWindowSpec,
+)
 from pegboard.errors import UnsupportedError
 from pegboard_attention_torch import pegboard_attention_backends
 from pegboard_attention_torch.kernel import TorchKernel
-from pegboard_attention_torch.plan import PACK_TOKENS, TILE, plan_step
+from pegboard_attention_torch.plan import PACK_TOKENS, TILE, StepMetadata, plan_step
 
 CPU = torch.device("cpu")
 
@@ -223,6 +230,15 @@ def test_a_storage_that_cannot_be_viewed_is_an_error_not_a_lost_write() -> None:
         case.run()
 
 
+def test_both_layouts_give_the_same_bits() -> None:
+    case = Case([(5, 5), (1, 12), (9, 20), (1, 3), (1, 300)])
+    expected = case.run()
+    other = case.kernel.layouts(case.kv.spec)[1]
+    turned = case.kv.data.transpose(0, 1).contiguous()
+    case.kv = KVTensors(case.kv.key, 0, case.kv.spec, other, turned)
+    assert torch.equal(case.run(), expected)
+
+
 def test_rows_in_order_need_no_gather_and_short_ones_share_a_call() -> None:
     case = Case([(1, 9), (1, 12), (1, PACK_TOKENS + 4), (3, 3)], ordered=True)
     metadata = plan_step(case.step, case.ctx)
@@ -233,22 +249,65 @@ def test_rows_in_order_need_no_gather_and_short_ones_share_a_call() -> None:
 
 def test_the_mask_grows_with_the_context_not_with_its_square() -> None:
     length, count = 131_072, 2048
-    case = Case([(1, 1)], heads=1, kv_heads=1, dim=2)
-    blocks = list(range(1, length // 16 + 1))
-    group = KVGroup(0, case.kv.spec, 16, ("0.attention",))
-    ctx = AttentionContext(group, torch.float32, CPU, 1, count)
-    step = AttentionStep(
-        [count],
-        [length],
-        [blocks],
-        torch.tensor([0, count], dtype=torch.int32),
-        torch.tensor([length], dtype=torch.int32),
-        torch.tensor([blocks], dtype=torch.int32),
-        torch.arange(count),
-    )
-    band = plan_step(step, ctx).band
+    spec = FullAttentionSpec(1, 2, "float32")
+    band = planned(spec, [(count, length)], list(range(1, length // 16 + 1))).band
     assert band is not None
     assert band.numel() <= TILE * length
+
+
+def planned(
+    spec: KVSpec, rows: list[tuple[int, int]], blocks: list[int], size: int = 16
+) -> StepMetadata:
+    """The plan of a step whose rows all have the block table `blocks`."""
+    counts, lengths = [count for count, _ in rows], [length for _, length in rows]
+    group = KVGroup(0, spec, size, ("0.attention",))
+    ctx = AttentionContext(group, torch.float32, CPU, len(rows), sum(counts))
+    step = AttentionStep(
+        counts,
+        lengths,
+        [blocks] * len(rows),
+        torch.tensor([0, *counts]).cumsum(0).to(torch.int32),
+        torch.tensor(lengths, dtype=torch.int32),
+        torch.tensor([blocks] * len(rows), dtype=torch.int32),
+        torch.arange(sum(counts)),
+    )
+    return plan_step(step, ctx)
+
+
+LOCAL = {
+    "window": SlidingWindowSpec(1, 8, "float32", window=512),
+    "chunk": ChunkedLocalSpec(1, 8, "float32", chunk=512),
+}
+
+
+@pytest.mark.parametrize("spec", LOCAL.values(), ids=LOCAL)
+def test_what_is_read_is_bounded_by_the_window_not_by_the_length(spec: KVSpec) -> None:
+    draw = torch.Generator().manual_seed(0)
+    for length in (4096, 65_536):
+        blocks = (torch.randperm(length // 16, generator=draw) + 1).tolist()
+        metadata = planned(spec, [(1, length), (300, length)], blocks)
+        one, many = metadata.rows
+        assert one.blocks is not None and len(one.blocks) <= 512 // 16 + 1
+        assert many.blocks is not None and len(many.blocks) <= (512 + 300) // 16 + 2
+        assert max(tile.depth + tile.count for tile in many.tiles) <= 512 + TILE
+        assert sum(tile.count for tile in many.tiles) == 300
+        assert metadata.band is not None and metadata.band.numel() <= TILE * (512 + TILE)
+
+
+def test_decode_rows_with_a_short_window_share_a_call_however_long_they_are() -> None:
+    spec = SlidingWindowSpec(1, 8, "float32", window=64)
+    metadata = planned(spec, [(1, 8000), (1, 700), (1, 8192)], list(range(1, 513)))
+    (pack,) = metadata.packs
+    assert (pack.length, pack.mask) == (64, None)
+    assert not metadata.rows
+
+
+def test_a_window_of_blocks_in_order_needs_no_gather() -> None:
+    spec = SlidingWindowSpec(1, 8, "float32", window=600)
+    blocks = [0] * 100 + list(range(7, 57))
+    (row,) = planned(spec, [(1, 150 * 16)], blocks).rows
+    assert row.blocks is None
+    assert row.start == (7 + (150 * 16 - 600) // 16 - 100) * 16 + (150 * 16 - 600) % 16
 
 
 def test_a_context_of_128k_tokens_is_right_at_its_far_end() -> None:
@@ -264,7 +323,7 @@ def test_values_of_another_size_than_keys_are_refused_by_name() -> None:
 
 def test_the_hook_describes_the_backend() -> None:
     (backend,) = pegboard_attention_backends()
-    assert (backend.name, backend.kinds) == ("torch", ("full",))
+    assert (backend.name, backend.kinds) == ("torch", ("full", "sliding", "chunked"))
     assert backend.kernel.load() is TorchKernel
     assert sys.modules["pegboard_attention_torch"].PEGBOARD_API == {"attention": 0}
 

@@ -14,7 +14,13 @@ from pegboard.api.attention import (
     AttentionLayer,
     AttentionStep,
 )
-from pegboard.api.kv import KVLayout, KVSpec, KVTensors
+from pegboard.api.kv import (
+    ChunkedLocalSpec,
+    KVLayout,
+    KVSpec,
+    KVTensors,
+    SlidingWindowSpec,
+)
 from pegboard_testkit.attention_kit import MIXTURES, AttentionKit
 
 
@@ -25,6 +31,7 @@ class PlainKernel:
 
     def __init__(self, ctx: AttentionContext) -> None:
         self.size = ctx.group.block_size
+        self.spec = ctx.group.spec
 
     def layouts(self, spec: KVSpec) -> tuple[KVLayout, ...]:
         return (self.layout,)
@@ -40,9 +47,21 @@ class PlainKernel:
         found, first = [], 0
         for row, count in enumerate(metadata.query_lens):
             keys, values = self.gather(tokens, metadata, row).to(inputs.query.dtype)
-            found.append(self.attend(layer, inputs.query[first : first + count], keys, values))
+            begin = self.first_seen(metadata.kv_lens[row] - count) if self.skips else 0
+            query = inputs.query[first : first + count]
+            found.append(self.attend(layer, query, keys[begin:], values[begin:]))
             first += count
         return torch.cat(found)
+
+    skips = True
+    """Leaves out what no query sees."""
+
+    def first_seen(self, position: int) -> int:
+        if isinstance(self.spec, SlidingWindowSpec):
+            return max(position - self.spec.window + 1, 0)
+        if isinstance(self.spec, ChunkedLocalSpec):
+            return position // self.spec.chunk * self.spec.chunk
+        return 0
 
     def store(self, tokens: torch.Tensor, inputs: AttentionInputs, step: AttentionStep) -> None:
         where = step.slots // self.size, step.slots % self.size
@@ -60,9 +79,63 @@ class PlainKernel:
         group = layer.heads // layer.kv_heads
         keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", query, keys) * layer.scale
-        seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril(len(keys) - len(query))
-        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        if layer.soft_cap is not None:
+            scores = torch.tanh(scores / layer.soft_cap) * layer.soft_cap
+        weights = scores.masked_fill(~self.seen(*scores.shape[1:]), -torch.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, values)
+
+    def seen(self, queries: int, keys: int) -> torch.Tensor:
+        """bool ``[queries, keys]``; the last query is of the last key."""
+        seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        if isinstance(self.spec, SlidingWindowSpec):
+            return seen.triu(keys - queries - self.spec.window + 1)
+        if isinstance(self.spec, ChunkedLocalSpec):  # keys begin with a chunk
+            chunks = torch.arange(keys) // self.spec.chunk
+            return seen & (chunks == chunks[keys - queries :, None])
+        return seen
+
+
+class WindowsOffByOne(PlainKernel):
+    def seen(self, queries: int, keys: int) -> torch.Tensor:
+        seen = super().seen(queries, keys)
+        if isinstance(self.spec, SlidingWindowSpec) and queries > 1:
+            return (
+                torch.ones_like(seen).tril(keys - queries).triu(keys - queries - self.spec.window)
+            )
+        return seen
+
+
+class SeesTheChunkBefore(PlainKernel):
+    def seen(self, queries: int, keys: int) -> torch.Tensor:
+        if isinstance(self.spec, ChunkedLocalSpec):
+            return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        return super().seen(queries, keys)
+
+
+class ReadsBlocksThatLeftTheWindow(PlainKernel):
+    """And gives what is in them no weight."""
+
+    skips = False
+
+
+class IgnoresTheCap(PlainKernel):
+    def attend(
+        self, layer: AttentionLayer, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        sizes = (layer.heads, layer.kv_heads, layer.head_size, layer.scale)
+        return super().attend(AttentionLayer(*sizes), query, keys, values)
+
+
+class TakesPagesForWholes(PlainKernel):
+    """Assumes that a block begins where the one before it ends."""
+
+    def forward(
+        self, layer: AttentionLayer, inputs: AttentionInputs, kv: KVTensors, metadata: Any
+    ) -> torch.Tensor:
+        flat = kv.data.as_strided(kv.data.shape, torch.empty(kv.data.shape).stride())
+        return super().forward(
+            layer, inputs, KVTensors(kv.key, kv.group, kv.spec, kv.layout, flat), metadata
+        )
 
 
 class ReadsWholeBlocks(PlainKernel):
@@ -173,7 +246,12 @@ class AnswersInFloat32(PlainKernel):
 class PlainKit(AttentionKit):
     """A kernel of this file instead of one that the descriptor refers to."""
 
-    backend = AttentionBackend("plain", "nowhere:Kernel", features=frozenset({"batch_invariant"}))
+    backend = AttentionBackend(
+        "plain",
+        "nowhere:Kernel",
+        kinds=("full", "sliding", "chunked"),
+        features=frozenset({"batch_invariant", "soft_cap"}),
+    )
     kernel_class: type[PlainKernel] = PlainKernel
 
     def kernel(self, ctx: AttentionContext) -> PlainKernel:
@@ -187,6 +265,10 @@ class TestPlainKernel(PlainKit):
 PARAMETERS: dict[str, list[Any]] = {
     "test_attention_is_what_the_formula_says": list(MIXTURES.values()),
     "test_chunks_that_end_near_the_end_of_a_block_join": [-1, 0, 1],
+    "test_a_window_or_chunk_is_all_that_is_seen": [
+        {"kind": kind, "span": span} for kind in ("sliding", "chunked") for span in (5, 16, 64)
+    ],
+    "test_chunks_of_a_prompt_join_while_blocks_leave_the_window": ["sliding", "chunked"],
 }
 TESTS = sorted(name for name in dir(AttentionKit) if name.startswith("test_"))
 
@@ -198,8 +280,9 @@ def failures(kernel: type[PlainKernel]) -> set[str]:
     found = set()
     for name in TESTS:
         for value in PARAMETERS.get(name, [None]):
+            named = value if isinstance(value, dict) else {}
             try:
-                getattr(kit, name)(*([] if value is None else [value]))
+                getattr(kit, name)(*([] if value is None or named else [value]), **named)
             except (AssertionError, RuntimeError):  # RuntimeError: shapes that do not fit
                 found.add(name.removeprefix("test_"))
     return found
@@ -216,6 +299,11 @@ def failures(kernel: type[PlainKernel]) -> set[str]:
         (KeepsTheFirstPlan, "nothing_of_a_step_is_left_for_the_next"),
         (DropsTheFirstToken, "the_poison_of_one_request_stays_with_it"),
         (AnswersInFloat32, "every_claimed_dtype_works"),
+        (OffersALayoutItCannotUse, "every_offered_layout_works"),
+        (WindowsOffByOne, "a_window_or_chunk_is_all_that_is_seen"),
+        (SeesTheChunkBefore, "a_window_or_chunk_is_all_that_is_seen"),
+        (ReadsBlocksThatLeftTheWindow, "a_window_or_chunk_is_all_that_is_seen"),
+        (ReadsBlocksThatLeftTheWindow, "chunks_of_a_prompt_join_while_blocks_leave_the_window"),
     ],
 )
 def test_a_kernel_that_is_wrong_is_caught(kernel: type[PlainKernel], test: str) -> None:
@@ -227,8 +315,9 @@ def test_a_kernel_that_is_wrong_is_caught(kernel: type[PlainKernel], test: str) 
     [
         (ClearsTheBlock, "new_keys_and_values_go_to_their_slots_and_nowhere_else"),
         (KeepsKeysBetweenLayers, "one_plan_serves_every_layer_of_a_step"),
-        (OffersALayoutItCannotUse, "every_offered_layout_works"),
         (FeelsItsMates, "batch_invariance_is_exact_where_it_is_claimed"),
+        (IgnoresTheCap, "a_soft_cap_bounds_the_scores_where_it_is_claimed"),
+        (TakesPagesForWholes, "pages_of_groups_with_larger_needs_may_be_padded"),
     ],
 )
 def test_a_fault_that_only_one_test_can_see_is_caught(kernel: type[PlainKernel], test: str) -> None:

@@ -100,6 +100,10 @@ class AttentionLayer:
     kv_heads: int
     head_size: int
     scale: float
+    """Multiplies the scores."""
+    soft_cap: float | None = None
+    """Scaled scores s become ``soft_cap * tanh(s / soft_cap)`` before they are masked. Only layers
+    of models that declare the feature ``soft_cap`` have one."""
 
 
 @attrs.frozen(eq=False)
@@ -114,6 +118,10 @@ class AttentionStep:
     In a group of cross-attention, `kv_lens` counts the encoder's tokens, of which every query sees
     all, and `slots` are the places of the encoder's tokens of those rows whose request begins in
     this step, row after row: the others stored theirs already.
+
+    Of a group whose kind gives up old tokens (sliding, chunked) only the entries count that some
+    query token of the step attends to. What stands in earlier ones is the null block or the id of
+    a block that belongs to another request by now: it must not be read.
     """
 
     query_lens: Sequence[int]

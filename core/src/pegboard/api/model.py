@@ -109,8 +109,10 @@ class ModelFacts:
     stored_dtype: str = "float32"
     """Dtype that the checkpoint names, by torch name; used for ``dtype="auto"``."""
     position_limit: tuple[int, str] | None = None
-    """``(tokens, reason)``: a longer context would need a feature that is not built, for example a
-    sliding window. A `max_model_len` above it is refused with the reason."""
+    """``(tokens, reason)``: a longer context would need a feature that is not built. A
+    `max_model_len` above it is refused with the reason."""
+    attention_features: frozenset[str] = frozenset()
+    """Of `AttentionBackend.features`, those that some layer needs."""
 
 
 class FamilyConfig(Protocol):
@@ -140,6 +142,9 @@ class WeightRule:
     target: str
     part: int = 0
     row_order: RowOrder | None = None
+    offset: float = 0.0
+    """Added to every element, in the dtype that the module declares: for norms whose weights are
+    stored as their distance from 1."""
 
 
 @attrs.frozen

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pegboard.nn.attention import Attention
-    from pegboard.nn.blocks import AttentionBlock, AttentionShape, DecoderLayer, GatedMLP
+    from pegboard.nn.blocks import (
+        AttentionBlock,
+        AttentionShape,
+        DecoderLayer,
+        GatedMLP,
+        NormedAfter,
+    )
     from pegboard.nn.config import ConfigReader
     from pegboard.nn.layers import Embedding, Head, Linear, RMSNorm
     from pegboard.nn.ops import OPS, Op
@@ -35,6 +41,7 @@ __all__ = [
     "GatedMLP",
     "Head",
     "Linear",
+    "NormedAfter",
     "Op",
     "OpTable",
     "PlainMethod",
@@ -59,6 +66,7 @@ _HOMES = {
     "GatedMLP": "blocks",
     "Head": "layers",
     "Linear": "layers",
+    "NormedAfter": "blocks",
     "Op": "ops",
     "OpTable": "optable",
     "PlainMethod": "plain",

@@ -14,7 +14,7 @@ class Attention(torch.nn.Module):
     """Attention of one layer over one cache slot; storage, kernel and metadata come with the batch.
 
     `slot_key` names the slot, as `KVSlot.key` has it. `scale` multiplies the scores; None for
-    ``head_size ** -0.5``.
+    ``head_size ** -0.5``. `soft_cap` bounds them, see `AttentionLayer`.
     """
 
     def __init__(
@@ -24,11 +24,12 @@ class Attention(torch.nn.Module):
         kv_heads: int,
         head_size: int,
         scale: float | None = None,
+        soft_cap: float | None = None,
     ) -> None:
         super().__init__()
         self.slot_key = slot_key
         self.layer = AttentionLayer(
-            heads, kv_heads, head_size, head_size**-0.5 if scale is None else scale
+            heads, kv_heads, head_size, head_size**-0.5 if scale is None else scale, soft_cap
         )
 
     def forward(self, inputs: AttentionInputs, batch: Batch) -> torch.Tensor:

@@ -13,7 +13,7 @@ from pegboard.nn.attention import Attention
 from pegboard.nn.layers import Linear, RMSNorm
 from pegboard.nn.rope import Rope
 
-__all__ = ["AttentionBlock", "AttentionShape", "DecoderLayer", "GatedMLP"]
+__all__ = ["AttentionBlock", "AttentionShape", "DecoderLayer", "GatedMLP", "NormedAfter"]
 
 
 @attrs.frozen
@@ -29,12 +29,18 @@ class AttentionShape:
     output_bias: bool = False
     scale: float | None = None
     """Of the scores; None for ``head_size ** -0.5``."""
+    soft_cap: float | None = None
+    """Bound of the scores; None for no bound."""
+    qk_norm_eps: float | None = None
+    """Each head of q and k passes an RMS norm (`RMSNorm`, wide) with this epsilon before it is
+    rotated; None for no norms."""
 
 
 class AttentionBlock(torch.nn.Module):
     """Causal self-attention with rotary positions: ``x [T, hidden] -> [T, hidden]``.
 
-    Weights: ``<prefix>.qkv`` with the parts q, k, v and ``<prefix>.out``.
+    Weights: ``<prefix>.qkv`` with the parts q, k, v and ``<prefix>.out``; with norms also
+    ``<prefix>.q_norm`` and ``<prefix>.k_norm``, each ``[head_size]``.
     """
 
     def __init__(
@@ -51,9 +57,11 @@ class AttentionBlock(torch.nn.Module):
             "column",
             bias=shape.bias,
         )
+        self.q_norm = _head_norm(ctx, f"{prefix}.q_norm", shape)
+        self.k_norm = _head_norm(ctx, f"{prefix}.k_norm", shape)
         self.rope = rope
         self.attention = Attention(
-            slot_key, shape.heads, shape.kv_heads, shape.head_size, shape.scale
+            slot_key, shape.heads, shape.kv_heads, shape.head_size, shape.scale, shape.soft_cap
         )
         self.out = Linear(
             ctx, f"{prefix}.out", width, (shape.hidden_size,), "row", bias=shape.output_bias
@@ -63,32 +71,65 @@ class AttentionBlock(torch.nn.Module):
         shape = self.shape
         packed = self.qkv(x, batch).unflatten(-1, (-1, shape.head_size))
         turning = shape.heads + shape.kv_heads
-        turned = self.rope(packed[:, :turning], batch)
+        turned = self.rope(self._normed(packed[:, :turning], batch), batch)
         inputs = AttentionInputs(
             turned[:, : shape.heads], turned[:, shape.heads :], packed[:, turning:]
         )
         attended: torch.Tensor = self.out(self.attention(inputs, batch).flatten(1), batch)
         return attended
 
+    def _normed(self, heads: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """``[T, heads + kv_heads, head_size]``, normed where the shape says so."""
+        if self.q_norm is None or self.k_norm is None:
+            return heads
+        query, key = heads.split((self.shape.heads, self.shape.kv_heads), 1)
+        return torch.cat((self.q_norm(query, batch), self.k_norm(key, batch)), 1)
+
+
+def _head_norm(ctx: BuildContext, prefix: str, shape: AttentionShape) -> RMSNorm | None:
+    if shape.qk_norm_eps is None:
+        return None
+    return RMSNorm(ctx, prefix, shape.head_size, shape.qk_norm_eps, wide=True)
+
 
 class GatedMLP(torch.nn.Module):
-    """``down(silu(gate(x)) * up(x))``. Weights: ``<prefix>.gate_up`` with two parts,
-    ``<prefix>.down``.
+    """``down(act(gate(x)) * up(x))``. Weights: ``<prefix>.gate_up`` with two parts,
+    ``<prefix>.down``. `activation` names the op ``<activation>_mul``: ``silu`` or ``gelu_tanh``.
     """
 
     def __init__(
-        self, ctx: BuildContext, prefix: str, hidden_size: int, inner_size: int, bias: bool = False
+        self,
+        ctx: BuildContext,
+        prefix: str,
+        hidden_size: int,
+        inner_size: int,
+        bias: bool = False,
+        *,
+        activation: str = "silu",
     ) -> None:
         super().__init__()
         parts = (inner_size, inner_size)
         self.gate_up = Linear(ctx, f"{prefix}.gate_up", hidden_size, parts, "column", bias=bias)
         self.down = Linear(ctx, f"{prefix}.down", inner_size, (hidden_size,), "row", bias=bias)
-        self._activate = ctx.ops["silu_mul"]
+        self._activate = ctx.ops[f"{activation}_mul"]
 
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         gated: torch.Tensor = self._activate(self.gate_up(x, batch))
         down: torch.Tensor = self.down(gated, batch)
         return down
+
+
+class NormedAfter(torch.nn.Module):
+    """``norm(block(x))``: half of a layer whose result is normed before it joins the residual."""
+
+    def __init__(self, block: torch.nn.Module, norm: RMSNorm) -> None:
+        super().__init__()
+        self.block = block
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        normed: torch.Tensor = self.norm(self.block(x, batch), batch)
+        return normed
 
 
 class DecoderLayer(torch.nn.Module):

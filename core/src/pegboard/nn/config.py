@@ -65,6 +65,25 @@ class ConfigReader:
             raise self.bad(key, value, f"an integer of at least {least}")
         return value
 
+    def uniform(self, key: str, default: Any = _MISSING) -> int:
+        """An integer of at least 1, which some files write once per layer."""
+        value = self.get(key)
+        if not isinstance(value, (list, tuple)):
+            return int(self.integer(key, default))
+        if len(set(value)) != 1:
+            raise self.bad(key, value, "the same number for every layer")
+        return int(ConfigReader({key: value[0]}, self._source).integer(key))
+
+    def dtype(self) -> str:
+        """The torch name under ``dtype``, which older files call ``torch_dtype``; some write
+        ``torch.bfloat16``. ``float32`` where the file says nothing."""
+        older = self.get("torch_dtype", "float32")
+        name = str(self.get("dtype", older)).removeprefix("torch.")
+        known = ("float32", "float16", "bfloat16")
+        if name not in known:
+            raise self.bad("dtype", name, "one of " + ", ".join(known))
+        return name
+
     def number(self, key: str, default: Any = _MISSING) -> float:
         """A finite number above 0."""
         value = self._required(key, default)

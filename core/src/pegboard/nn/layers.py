@@ -107,19 +107,32 @@ class Linear(_Owned):
 
 
 class Embedding(_Owned):
-    """Token ids ``[T]`` to vectors ``[T, hidden]``. `tied`: a `Head` will use these weights too."""
+    """Token ids ``[T]`` to vectors ``[T, hidden]``. `tied`: a `Head` will use these weights too.
+
+    `scale`, rounded to the compute dtype, multiplies what is looked up (not the weights that a tied
+    head computes with, and not embeddings that a request brings).
+    """
 
     def __init__(
-        self, ctx: BuildContext, prefix: str, vocab_size: int, hidden_size: int, tied: bool = False
+        self,
+        ctx: BuildContext,
+        prefix: str,
+        vocab_size: int,
+        hidden_size: int,
+        tied: bool = False,
+        *,
+        scale: float | None = None,
     ) -> None:
         sizes = (hidden_size, vocab_size)
         super().__init__(ctx, _layer_spec(ctx, prefix, "embedding", sizes, role="vocab", tied=tied))
+        self.scale = None if scale is None else torch.tensor(scale).to(ctx.dtype).item()
 
     def forward(self, ids: torch.Tensor, batch: Batch) -> torch.Tensor:
         """The batch's own embeddings where it brings them, else those of `ids`."""
         if batch.embeddings is not None:
             return batch.embeddings
-        return self.method.lookup(self.runtime, ids)
+        found = self.method.lookup(self.runtime, ids)
+        return found if self.scale is None else found * self.scale
 
 
 class Head(_Owned):
@@ -127,7 +140,7 @@ class Head(_Owned):
     an embedding.
 
     A tied head wants nothing: it computes through the weight owner of the embedding, whatever its
-    number format.
+    number format. With `soft_cap` the logits go through the op of that name.
     """
 
     def __init__(
@@ -137,6 +150,8 @@ class Head(_Owned):
         vocab_size: int,
         hidden_size: int,
         tied: Embedding | None = None,
+        *,
+        soft_cap: float | None = None,
     ) -> None:
         if tied is None:
             sizes = (hidden_size, vocab_size)
@@ -145,22 +160,35 @@ class Head(_Owned):
             Weighted.__init__(self, prefix)
             self.layer, self.method = tied.layer, tied.method
         self.tied = tied
+        self.soft_cap = soft_cap
+        self._bound = ctx.ops["soft_cap"]
 
     def wanted(self) -> tuple[tuple[int, ParamSpec], ...]:
         return super().wanted() if self.tied is None else ()
 
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         owner = self.tied if self.tied is not None else self
-        return self.method.apply(owner.runtime, x)
+        logits = self.method.apply(owner.runtime, x)
+        if self.soft_cap is not None:
+            logits = self._bound(logits, self.soft_cap)
+        return logits
 
 
 class RMSNorm(Weighted):
-    """Root-mean-square norm over the last axis, alone or joined with the addition of a residual."""
+    """Root-mean-square norm over the last axis, alone or joined with the addition of a residual.
 
-    def __init__(self, ctx: BuildContext, prefix: str, size: int, eps: float) -> None:
+    `wide`: the weight stays in float32 and the result is rounded once, after the product with it,
+    whatever the compute dtype.
+    """
+
+    def __init__(
+        self, ctx: BuildContext, prefix: str, size: int, eps: float, *, wide: bool = False
+    ) -> None:
         super().__init__(prefix)
         self.eps = eps
-        self._spec = ParamSpec("weight", (size,), dtype_name(ctx.dtype))
+        self.wide = wide and ctx.dtype != torch.float32
+        dtype = torch.float32 if self.wide else ctx.dtype
+        self._spec = ParamSpec("weight", (size,), dtype_name(dtype))
         self._norm = ctx.ops["rms_norm"]
         self._add_norm = ctx.ops["add_rms_norm"]
 
@@ -171,8 +199,9 @@ class RMSNorm(Weighted):
         self.store("weight", loaded["weight"][0])
 
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        normed: torch.Tensor = self._norm(x, self.runtime["weight"], self.eps)
-        return normed
+        given = x.float() if self.wide else x
+        normed: torch.Tensor = self._norm(given, self.runtime["weight"], self.eps)
+        return normed.to(x.dtype)
 
     def add(
         self, x: torch.Tensor, residual: torch.Tensor | None, batch: Batch
@@ -182,6 +211,9 @@ class RMSNorm(Weighted):
         """
         if residual is None:
             return self(x, batch), x
+        if self.wide:
+            total = x + residual
+            return self(total, batch), total
         added: tuple[torch.Tensor, torch.Tensor] = self._add_norm(
             x, residual, self.runtime["weight"], self.eps
         )

@@ -16,7 +16,16 @@ import attrs
 import torch
 import torch.nn.functional as F
 
-__all__ = ["OPS", "Op", "add_rms_norm", "rms_norm", "rope", "silu_mul"]
+__all__ = [
+    "OPS",
+    "Op",
+    "add_rms_norm",
+    "gelu_tanh_mul",
+    "rms_norm",
+    "rope",
+    "silu_mul",
+    "soft_cap",
+]
 
 _ROUNDING = MappingProxyType({"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3})
 
@@ -64,6 +73,27 @@ def silu_mul(packed: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def gelu_tanh_mul(packed: torch.Tensor) -> torch.Tensor:
+    """Gated activation ``gelu(gate) * up`` of ``packed [..., 2 I]`` = gate | up; gives ``[...,
+    I]``.
+
+    With the tanh approximation of GELU. A version may overwrite `packed`. Source: Shazeer, "GLU
+    Variants Improve Transformer", 2020 (GEGLU); Hendrycks and Gimpel, "Gaussian Error Linear
+    Units", 2016.
+    """
+    gate, up = packed.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """``cap * tanh(x / cap)``, which keeps small values and bounds large ones by `cap`.
+
+    A version may overwrite `x`. Source: Bello et al., "Neural Combinatorial Optimization with
+    Reinforcement Learning", 2016.
+    """
+    return torch.tanh(x / cap) * cap
+
+
 def rope(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Rotate the first R of D features of each head by position.
 
@@ -84,9 +114,11 @@ OPS: Mapping[str, Op] = MappingProxyType(
         op.name: op
         for op in (
             Op("add_rms_norm", add_rms_norm, _ROUNDING),
+            Op("gelu_tanh_mul", gelu_tanh_mul, _ROUNDING),
             Op("rms_norm", rms_norm, _ROUNDING),
             Op("rope", rope, _ROUNDING),
             Op("silu_mul", silu_mul, _ROUNDING),
+            Op("soft_cap", soft_cap, _ROUNDING),
         )
     }
 )

@@ -113,6 +113,7 @@ class _Kernels:
                 max_rows=self.config.max_num_seqs,
                 max_tokens=self.config.max_num_batched_tokens,
                 platform=self.runtime.facts(),
+                features=self.model.facts.attention_features,
             )
         )
         layouts = (STATE_LAYOUT,) if state else kernel.layouts(group.spec)
@@ -132,9 +133,14 @@ class _Kernels:
         return (*self.board.registry("attention"), *PLAIN_MIXERS)
 
     def _wish(self, group: KVGroup) -> BackendWish:
-        """``--attention-backend`` is about attention; a recurrent layer takes the best there is."""
+        """``attention_backend`` is about attention; a recurrent layer takes the best there is."""
         spec = group.spec
         if isinstance(spec, RecurrentSpec):
             features = frozenset({STATE_BORDERS} if spec.cache == "all" else ())
             return BackendWish(self.platform, self.model.dtype, features)
-        return BackendWish(self.platform, self.model.dtype, name=self.config.attention_backend)
+        return BackendWish(
+            platform=self.platform,
+            dtype=self.model.dtype,
+            features=self.model.facts.attention_features,
+            name=self.config.attention_backend,
+        )

@@ -88,6 +88,19 @@ def _read(piece: Piece, device: torch.device) -> torch.Tensor:
     """This rank's shard of one parameter, on the device, in the dtype it declares."""
     found = piece.found
     assert found is not None
+    values = _stored(piece, found, device)
+    if not found.offset:
+        return values
+    if not values.is_floating_point():
+        raise PluginError(
+            f"{piece.prefix}: the weight map adds {found.offset} to {found.tensor.name!r}, which "
+            f"is delivered as {piece.spec.dtype}; only floating-point weights take an offset"
+        )
+    return values.add_(found.offset)
+
+
+def _stored(piece: Piece, found: Found, device: torch.device) -> torch.Tensor:
+    """The shard as the checkpoint has it, in fresh memory."""
     dtype = getattr(torch, piece.spec.dtype)
     direct = device.type == "cpu" and delivered(found.tensor)[1] == piece.spec.dtype
     across = piece.shard is not None and piece.shard.axis > 0

@@ -24,10 +24,11 @@ __all__ = ["Found", "ResolvedWeights"]
 
 @attrs.frozen
 class Found:
-    """A stored tensor and how its rows are to be ordered."""
+    """A stored tensor, how its rows are to be ordered, and what is added to its elements."""
 
     tensor: StoredTensor
     row_order: RowOrder | None = None
+    offset: float = 0.0
 
 
 @attrs.frozen
@@ -36,6 +37,7 @@ class _Origin:
 
     module: str
     row_order: RowOrder | None
+    offset: float
 
 
 class ResolvedWeights:
@@ -73,7 +75,7 @@ class ResolvedWeights:
         Raises `CheckpointError` if it has two.
         """
         found = [
-            Found(tensors[name], origin.row_order)
+            Found(tensors[name], origin.row_order, origin.offset)
             for origin in self._origins.get((prefix, part), ())
             if name in (tensors := self._by_module.get(origin.module, {}))
         ]
@@ -136,7 +138,8 @@ def _expand(
             )
         for i in range(layers) if counts == {1} else (0,):
             source, target = (name.replace("{i}", str(i)) for name in (rule.source, rule.target))
-            origins[target, rule.part].append(_Origin(source, rule.row_order))
+            origin = _Origin(source, rule.row_order, rule.offset)
+            origins[target, rule.part].append(origin)
     return {key: tuple(dict.fromkeys(found)) for key, found in origins.items()}
 
 

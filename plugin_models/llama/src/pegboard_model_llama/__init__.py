@@ -14,7 +14,10 @@ def pegboard_model_families() -> tuple[ModelFamily, ...]:
     return (
         ModelFamily(
             name="llama",
-            architectures={"hf": ("LlamaForCausalLM", "MistralForCausalLM"), "gguf": ("llama",)},
+            architectures={
+                "hf": ("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM"),
+                "gguf": ("llama",),
+            },
             config="pegboard_model_llama.config:read_config",
             weights="pegboard_model_llama.weights:weight_map",
             build="pegboard_model_llama.model:build",

@@ -7,7 +7,7 @@ from typing import Any
 from pegboard.api.model import ConfigInput
 from pegboard.errors import ConfigError
 from pegboard.nn import ConfigReader, RopeConfig, read_rope
-from pegboard_model_llama.settings import LlamaConfig, make_config, window_limit
+from pegboard_model_llama.settings import LlamaConfig, make_config
 
 __all__ = ["from_gguf"]
 
@@ -15,6 +15,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "llama.attention.causal": (True,),
     "llama.attention.clamp_kqv": (0,),
     "llama.attention.scale": (),
+    "llama.attention.sliding_window_pattern": (),
     "llama.embedding_scale": (1,),
     "llama.expert_count": (0,),
     "llama.expert_used_count": (0,),
@@ -40,19 +41,21 @@ def from_gguf(source: ConfigInput) -> LlamaConfig:
     read = ConfigReader(source.raw, "GGUF metadata")
     read.refuse_unless(REFUSED)
     names = source.tensor_names
-    heads = _uniform(read, "llama.attention.head_count")
+    layers = read.integer("llama.block_count")
+    heads = read.uniform("llama.attention.head_count")
     head_size = read.integer("llama.attention.key_length", None)
     config = make_config(
-        layers=read.integer("llama.block_count"),
+        layers=layers,
         hidden_size=read.integer("llama.embedding_length"),
-        inner_size=_uniform(read, "llama.feed_forward_length"),
+        inner_size=read.uniform("llama.feed_forward_length"),
         heads=heads,
-        kv_heads=_uniform(read, "llama.attention.head_count_kv", heads),
+        kv_heads=read.uniform("llama.attention.head_count_kv", heads),
         head_size=head_size,
         vocab_size=_gguf_vocab_size(read, source),
         max_positions=read.integer("llama.context_length"),
         norm_eps=read.number("llama.attention.layer_norm_rms_epsilon"),
         rope=_gguf_rope(read),
+        windows=[read.integer("llama.attention.sliding_window", 0, least=0) or None] * layers,
         rope_factors="rope_freqs.weight" in names,
         qkv_bias="blk.0.attn_q.bias" in names,
         output_bias="blk.0.attn_output.bias" in names,
@@ -62,7 +65,6 @@ def from_gguf(source: ConfigInput) -> LlamaConfig:
             "eos_token_ids": read.ids("tokenizer.ggml.eos_token_id"),
             "bos_token_id": next(iter(read.ids("tokenizer.ggml.bos_token_id")), None),
             "stored_dtype": _gguf_dtype(read),
-            "position_limit": _gguf_window(read),
         },
     )
     for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
@@ -70,18 +72,6 @@ def from_gguf(source: ConfigInput) -> LlamaConfig:
             raise read.bad(key, read.get(key), f"the head size {config.head_size}")
     read.finish(HARMLESS, HARMLESS_PREFIXES)
     return config
-
-
-def _uniform(read: ConfigReader, key: str, default: int | None = None) -> int:
-    """An integer, which some files write once per layer."""
-    value = read.get(key)
-    if not isinstance(value, (list, tuple)):
-        count: int = read.integer(key) if default is None else read.integer(key, default)
-        return count
-    if len(set(value)) != 1:
-        raise read.bad(key, value, "the same number for every layer")
-    single = ConfigReader({key: value[0]}, "GGUF metadata")
-    return int(single.integer(key))
 
 
 def _gguf_vocab_size(read: ConfigReader, source: ConfigInput) -> int:
@@ -102,11 +92,6 @@ def _gguf_rope(read: ConfigReader) -> RopeConfig:
     elif factor != 1.0:
         table |= {"rope_type": "linear", "factor": factor}
     return read_rope({"rope_parameters": table}, source="GGUF metadata")
-
-
-def _gguf_window(read: ConfigReader) -> tuple[int, str] | None:
-    window = read.integer("llama.attention.sliding_window", 0, least=0)
-    return window_limit(window) if window else None
 
 
 def _gguf_dtype(read: ConfigReader) -> str:

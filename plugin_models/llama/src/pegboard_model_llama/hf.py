@@ -1,4 +1,4 @@
-"""Reading ``config.json`` of Llama, Mistral and kin. No torch."""
+"""Reading ``config.json`` of Llama, Mistral, Ministral and kin. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from pegboard.api.model import ConfigInput
 from pegboard.errors import UnsupportedError
 from pegboard.nn import ConfigReader, RopeConfig, read_rope
-from pegboard_model_llama.settings import LlamaConfig, make_config, window_limit
+from pegboard_model_llama.settings import LlamaConfig, make_config
 
 __all__ = ["from_hf"]
 
@@ -58,6 +58,10 @@ HARMLESS = frozenset(
 HARMLESS_PREFIXES = ("_", "transformers", "output_", "return_")
 
 
+WINDOWED = ("MistralForCausalLM", "MinistralForCausalLM")
+"""Architectures whose files mean a window even where they name none."""
+
+
 def from_hf(source: ConfigInput) -> LlamaConfig:
     """Read a parsed file; see `pegboard_model_llama.config.read_config` for the errors."""
     raw = source.raw
@@ -65,11 +69,11 @@ def from_hf(source: ConfigInput) -> LlamaConfig:
     read.refuse_unless(REFUSED)
     read.text("hidden_act", "silu", allowed=("silu", "swish"))
     heads = read.integer("num_attention_heads")
-    rope = _single_rope(read, raw)
-    window = _sliding_window(read, source.architecture)
+    layers = read.integer("num_hidden_layers")
+    kinds = _layer_types(read, layers)
     bias = read.flag("attention_bias", False)
     config = make_config(
-        layers=read.integer("num_hidden_layers"),
+        layers=layers,
         hidden_size=read.integer("hidden_size"),
         inner_size=read.integer("intermediate_size"),
         heads=heads,
@@ -78,7 +82,8 @@ def from_hf(source: ConfigInput) -> LlamaConfig:
         vocab_size=read.integer("vocab_size"),
         max_positions=read.integer("max_position_embeddings", 2048),
         norm_eps=read.number("rms_norm_eps", 1e-6),
-        rope=rope,
+        rope=_single_rope(read, raw, kinds),
+        windows=_windows(read, source.architecture, layers, kinds),
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=read.flag("mlp_bias", False),
@@ -86,31 +91,27 @@ def from_hf(source: ConfigInput) -> LlamaConfig:
         facts={
             "eos_token_ids": read.ids("eos_token_id"),
             "bos_token_id": next(iter(read.ids("bos_token_id")), None),
-            "stored_dtype": _hf_dtype(read),
-            "position_limit": window,
+            "stored_dtype": read.dtype(),
         },
     )
     read.finish(HARMLESS, HARMLESS_PREFIXES)
     return config
 
 
-def _hf_dtype(read: ConfigReader) -> str:
-    """`dtype`, which older files call `torch_dtype`; some write ``torch.bfloat16``."""
-    older = read.get("torch_dtype", "float32")
-    name = str(read.get("dtype", older)).removeprefix("torch.")
-    known = ("float32", "float16", "bfloat16")
-    if name not in known:
-        raise read.bad("dtype", name, "one of " + ", ".join(known))
-    return name
-
-
-def _single_rope(read: ConfigReader, raw: Any) -> RopeConfig:
-    """The rope settings, which must be the same for all layer types that occur."""
-    kinds = read.get("layer_types", ["full_attention"])
+def _layer_types(read: ConfigReader, layers: int) -> list[str] | None:
+    """The kind of each layer's attention, if the file lists them."""
+    kinds = read.get("layer_types")
     allowed = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or not all(kind in allowed for kind in kinds):
-        raise read.bad("layer_types", kinds, "a list of " + " and ".join(allowed))
-    ropes = {read_rope(raw, layer_type=kind) for kind in dict.fromkeys(kinds)}
+    if kinds is None:
+        return None
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(allowed):
+        raise read.bad("layer_types", kinds, f"a list of {layers} times {' or '.join(allowed)}")
+    return kinds
+
+
+def _single_rope(read: ConfigReader, raw: Any, kinds: list[str] | None) -> RopeConfig:
+    """The rope settings, which must be the same for all layer types that occur."""
+    ropes = {read_rope(raw, layer_type=kind) for kind in kinds or ["full_attention"]}
     if any(rope.partial != 1 for rope in ropes):
         raise UnsupportedError("config.json: partial_rotary_factor other than 1 is not supported")
     if len(ropes) != 1:
@@ -118,15 +119,22 @@ def _single_rope(read: ConfigReader, raw: Any) -> RopeConfig:
     return ropes.pop()
 
 
-def _sliding_window(read: ConfigReader, architecture: str) -> tuple[int, str] | None:
-    """What the window allows, None if there is no window."""
+def _windows(
+    read: ConfigReader, architecture: str, layers: int, kinds: list[str] | None
+) -> list[int | None]:
+    """The sliding window of each layer: of those that `kinds` names, else of all."""
     # A Mistral file that leaves the key out means the 4096 of the first Mistral; null means none.
-    implied = (
-        4096 if architecture == "MistralForCausalLM" and not read.has("sliding_window") else None
-    )
+    implied = 4096 if architecture in WINDOWED and not read.has("sliding_window") else None
     used = read.flag("use_sliding_window", True)
     window = read.integer("sliding_window", implied)
+    if not used:
+        read.get("max_window_layers")
+        return [None] * layers
+    if kinds is None:
+        if window is not None:  # which end of the model the key counts from is told in two ways
+            read.refuse_unless({"max_window_layers": ()})
+        return [window] * layers
     read.get("max_window_layers")
-    if window is None or not used:
-        return None
-    return window_limit(window)
+    if window is None and "sliding_attention" in kinds:
+        raise read.bad("sliding_window", None, "a length, as layer_types has sliding_attention")
+    return [window if kind == "sliding_attention" else None for kind in kinds]

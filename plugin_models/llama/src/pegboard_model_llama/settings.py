@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
-from pegboard.api.kv import FullAttentionSpec, KVSlot
+from pegboard.api.kv import FullAttentionSpec, KVSlot, KVSpec, SlidingWindowSpec
 from pegboard.api.model import ModelFacts
 from pegboard.errors import ConfigError
 from pegboard.nn import RopeConfig
 
-__all__ = ["LlamaConfig", "make_config", "window_limit"]
+__all__ = ["LlamaConfig", "make_config"]
 
 SLOT = "attention"
 
@@ -45,8 +46,17 @@ class LlamaConfig:
         return self.facts.kv_slots[layer].key
 
 
-def make_config(*, facts: dict[str, Any], head_size: int | None, **values: Any) -> LlamaConfig:
-    """Check what depends on several keys, derive what was left out."""
+def make_config(
+    *,
+    facts: dict[str, Any],
+    head_size: int | None,
+    windows: Sequence[int | None],
+    **values: Any,
+) -> LlamaConfig:
+    """Check what depends on several keys, derive what was left out.
+
+    `windows` has, per layer, the tokens that a query attends to, itself included; None: all.
+    """
     hidden, heads, kv_heads = values["hidden_size"], values["heads"], values["kv_heads"]
     if head_size is None and hidden % heads:
         raise ConfigError(f"hidden size {hidden} is not a multiple of the {heads} attention heads")
@@ -57,18 +67,21 @@ def make_config(*, facts: dict[str, Any], head_size: int | None, **values: Any) 
         )
     if size % 2:
         raise ConfigError(f"head size {size} is odd, so it cannot be rotated in pairs")
-    spec = FullAttentionSpec(kv_heads, size, "auto")
     neutral = ModelFacts(
         layers=values["layers"],
         hidden_size=hidden,
         vocab_size=values["vocab_size"],
         max_positions=values["max_positions"],
-        kv_slots=tuple(KVSlot(layer, SLOT, spec) for layer in range(values["layers"])),
+        kv_slots=tuple(
+            KVSlot(layer, SLOT, _spec(kv_heads, size, window))
+            for layer, window in enumerate(windows)
+        ),
         **facts,
     )
     return LlamaConfig(facts=neutral, head_size=size, **values)
 
 
-def window_limit(window: int) -> tuple[int, str]:
-    """Up to its own length a sliding window changes nothing, so it only limits the context."""
-    return window, f"sliding_window={window} and sliding-window attention is not supported yet"
+def _spec(kv_heads: int, head_size: int, window: int | None) -> KVSpec:
+    if window is None:
+        return FullAttentionSpec(kv_heads, head_size, "auto")
+    return SlidingWindowSpec(kv_heads, head_size, "auto", window=window)

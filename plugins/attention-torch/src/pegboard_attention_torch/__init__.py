@@ -16,8 +16,9 @@ def pegboard_attention_backends() -> tuple[AttentionBackend, ...]:
             name="torch",
             kernel="pegboard_attention_torch.kernel:TorchKernel",
             platforms=("cpu", "null"),
-            kinds=("full",),
+            kinds=("full", "sliding", "chunked"),
             dtypes=("float32", "bfloat16", "float16"),
             kv_dtypes=("float32", "bfloat16", "float16"),
+            features=frozenset({"soft_cap"}),
         ),
     )

@@ -1,7 +1,8 @@
 """The kernel: stores keys and values in the paged cache and attends through torch's SDPA.
 
-Where keys and values lie is in `places`. The query heads that share a key head are folded into one
-axis: ``[kv head, group, queries, dim]`` against keys that are expanded, not copied.
+The query heads that share a key head are folded into one axis: ``[kv head, group, queries, dim]``
+against keys that are expanded, not copied. Scores with a soft cap, which SDPA does not have, are
+computed step by step in float32.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import torch.nn.functional as F
 from pegboard.api.attention import AttentionContext, AttentionInputs, AttentionLayer, AttentionStep
 from pegboard.api.kv import KVLayout, KVSpec, KVTensors
 from pegboard.errors import UnsupportedError
-from pegboard_attention_torch.places import LAYOUTS, Places
-from pegboard_attention_torch.plan import TILE, Pack, Row, StepMetadata, plan_step
+from pegboard_attention_torch.plan import Pack, Row, StepMetadata, Tile, plan_step
+from pegboard_attention_torch.store import LAYOUTS, Store
 
 __all__ = ["TorchKernel"]
 
 
 class TorchKernel:
-    """Full causal attention of one KV group."""
+    """Full, sliding-window and chunked causal attention of one KV group."""
 
     def __init__(self, ctx: AttentionContext) -> None:
         spec = ctx.group.spec
@@ -44,18 +45,18 @@ class TorchKernel:
         kv: KVTensors,
         metadata: StepMetadata,
     ) -> torch.Tensor:
-        places = Places(kv)
-        places.write(metadata.slots, inputs.key, inputs.value)
+        store = Store(kv)
+        store.write(metadata.slots, inputs.key, inputs.value)
         query = inputs.query.unflatten(1, (layer.kv_heads, -1))
         out = torch.zeros_like(query, memory_format=torch.contiguous_format)
-        call = _Call(query, places, layer.scale, out)
+        call = _Call(query, store, layer, out)
         for pack in metadata.packs:
             _attend_pack(call, pack)
         for row in metadata.rows:
-            if row.count == 1:
-                _attend_one(call, row)
-            else:
+            if row.tiles:
                 _attend_tiles(call, row, metadata)
+            else:
+                _attend_one(call, row)
         return out.flatten(1, 2)
 
 
@@ -65,61 +66,85 @@ class _Call:
 
     query: torch.Tensor
     """[T, kv heads, group, dim]"""
-    places: Places
-    scale: float
+    store: Store
+    layer: AttentionLayer
     out: torch.Tensor
     """As `query`."""
 
+    def attend(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``query [..., q, dim]``, keys and values ``[..., k, dim]``, mask as ``[..., q, k]``."""
+        layer = self.layer
+        if layer.soft_cap is not None:
+            return _attend_capped(layer.scale, layer.soft_cap, query, keys, values, mask)
+        return F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, scale=layer.scale
+        )
 
-def _keys_values(call: _Call, row: Row) -> torch.Tensor:
-    """What one request sees: ``[2, kv heads, 1, length, dim]`` in the dtype of the query."""
-    if row.start is not None:
-        found = call.places.run(row.start, row.length)
-    else:
-        assert row.blocks is not None
-        found = call.places.scattered(row.blocks, row.length)
-    return found.to(call.query.dtype).transpose(1, 2).unsqueeze(2)
+
+def _attend_capped(
+    scale: float,
+    cap: float,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """Softmax attention with scores bounded by `cap` before the mask is added."""
+    scores = query.float() @ keys.float().transpose(-1, -2)
+    scores.mul_(scale / cap).tanh_().mul_(cap)
+    if mask is not None:
+        scores += mask
+    return (scores.softmax(-1) @ values.float()).to(query.dtype)
 
 
 def _attend_one(call: _Call, row: Row) -> None:
     """A decode row: the query group takes the place of query tokens."""
-    keys, values = _keys_values(call, row).unbind(0)
+    keys, values = call.store.row(row, call.query.dtype).unbind(0)
     grouped = call.query[row.first].unsqueeze(1)
-    found = F.scaled_dot_product_attention(grouped, keys, values, scale=call.scale)
-    call.out[row.first] = found.squeeze(1)
+    call.out[row.first] = call.attend(grouped, keys, values).squeeze(1)
 
 
 def _attend_tiles(call: _Call, row: Row, metadata: StepMetadata) -> None:
-    """A row with several queries: tile by tile, each against the keys up to its own end."""
-    group = call.query.shape[2]
-    keys, values = _keys_values(call, row).expand(-1, -1, group, -1, -1).unbind(0)
-    for offset in range(0, row.count, TILE):
-        count = min(TILE, row.count - offset)
-        position = row.length - row.count + offset
-        end = position + count
-        where = slice(row.first + offset, row.first + offset + count)
-        found = F.scaled_dot_product_attention(
-            call.query[where].permute(1, 2, 0, 3),
-            keys[:, :, :end],
-            values[:, :, :end],
-            attn_mask=metadata.mask(position, count),
-            scale=call.scale,
-        )
-        call.out[where] = found.permute(2, 0, 1, 3)
+    """A row with several queries: tile by tile, each against the keys that its queries see."""
+    keys, values = call.store.row(row, call.query.dtype).unbind(0)
+    attend = _attend_tile if call.layer.soft_cap is None else _attend_folded_tile
+    for tile in row.tiles:
+        seen = slice(tile.begin - row.begin, tile.position + tile.count - row.begin)
+        where = slice(tile.first, tile.first + tile.count)
+        mask = metadata.mask(tile)
+        call.out[where] = attend(call, tile, keys[:, :, seen], values[:, :, seen], mask)
+
+
+def _attend_tile(
+    call: _Call, tile: Tile, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """``[count, kv heads, group, dim]``; keys and values are ``[kv heads, 1, k, dim]``."""
+    query = call.query[tile.first : tile.first + tile.count].permute(1, 2, 0, 3)
+    group = query.shape[1]
+    shared_keys, shared_values = (part.expand(-1, group, -1, -1) for part in (keys, values))
+    return call.attend(query, shared_keys, shared_values, mask).permute(2, 0, 1, 3)
+
+
+def _attend_folded_tile(
+    call: _Call, tile: Tile, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """The same with group and queries as one axis, for plain products would copy expanded keys."""
+    query = call.query[tile.first : tile.first + tile.count].permute(1, 2, 0, 3)
+    group, count = query.shape[1:3]
+    folded = query.flatten(1, 2).unsqueeze(1)
+    attended = call.attend(folded, keys, values, mask.repeat(group, 1)).squeeze(1)
+    found: torch.Tensor = attended.unflatten(1, (group, count))
+    return found.permute(2, 0, 1, 3)
 
 
 def _attend_pack(call: _Call, pack: Pack) -> None:
     """Many decode rows at once, padded to the longest."""
-    rows = pack.queries.shape[0]
-    keys, values = (
-        call.places.gather(part, pack.places)
-        .unflatten(0, (rows, pack.length))
-        .to(call.query.dtype)
-        .transpose(1, 2)
-        for part in (0, 1)
-    )
+    keys, values = call.store.pack(pack, call.query.dtype)
     grouped = call.query.index_select(0, pack.queries)
-    found = F.scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=pack.mask, scale=call.scale
-    )
-    call.out.index_copy_(0, pack.queries, found)
+    call.out.index_copy_(0, pack.queries, call.attend(grouped, keys, values, pack.mask))

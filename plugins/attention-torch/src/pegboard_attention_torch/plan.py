@@ -2,33 +2,55 @@
 
 Three forms, by what was measured on CPUs:
 
-* Decode rows of short requests are *packed*: their keys are gathered side by side, padded to the
+* Decode rows that see few tokens are *packed*: their keys are gathered side by side, padded to the
   longest of the pack and masked. One call for many rows beats a call per row as long as what is
   gathered stays in the second-level cache.
 * Other decode rows run alone, on a view of the cache if their blocks follow one another, else on a
   gathered copy. A call per row over much data costs less than padding.
 * Rows with several query tokens run alone, in tiles of queries, so that neither the mask nor the
-  scores grow with the square of the context and keys behind the tile are not visited.
+  scores grow with the square of the context, and keys that no query of a tile sees are not visited.
+
+Of a window or a chunk only what a row sees is read: blocks before it may belong to others by now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import attrs
 import numpy as np
 import torch
 
 from pegboard.api.attention import AttentionContext, AttentionStep
+from pegboard.api.kv import ChunkedLocalSpec, KVSpec, SlidingWindowSpec
 
-__all__ = ["TILE", "Pack", "Row", "StepMetadata", "plan_step"]
+__all__ = ["TILE", "Pack", "Row", "StepMetadata", "Tile", "plan_step"]
 
 TILE = 64
 """Query tokens per call for rows with several."""
 PACK_TOKENS = 256
-"""Requests with at most so many tokens are packed."""
+"""Rows that see at most so many tokens are packed."""
 PACK_BYTES = 768 * 1024
 """Most bytes of keys that a pack gathers."""
+
+
+@attrs.frozen
+class Tile:
+    """Queries of one row that are computed together. Tokens count from the start of the request."""
+
+    first: int
+    """Its first query token in the step."""
+    position: int
+    """The token that this query is of."""
+    count: int
+    """Query tokens."""
+    begin: int
+    """First token that some query sees; the last one is that of the last query."""
+
+    @property
+    def depth(self) -> int:
+        """Tokens before the first query."""
+        return self.position - self.begin
 
 
 @attrs.frozen(eq=False)
@@ -39,11 +61,16 @@ class Row:
     """Its first query token in the step."""
     count: int
     """Query tokens, the last of the request's `length` tokens."""
+    begin: int
+    """First token that some query sees."""
     length: int
+    tiles: tuple[Tile, ...]
+    """None of a row with one query."""
     start: int | None
-    """Token place in the cache from which its keys follow one another, if they do."""
+    """Token place in the cache from which its keys, from token `begin` on, follow one another, if
+    they do."""
     blocks: torch.Tensor | None
-    """int64: its blocks, if they do not."""
+    """int64: the blocks of tokens `begin` and on, if they do not."""
 
 
 @attrs.frozen(eq=False)
@@ -68,92 +95,126 @@ class StepMetadata:
     rows: tuple[Row, ...]
     packs: tuple[Pack, ...]
     band: torch.Tensor | None
-    """[TILE, deepest + TILE]: row i is open up to column ``deepest + i``. The mask of a tile that
-    starts at position p is columns ``deepest - p`` onwards: one tensor serves every tile of the
-    step."""
+    """[TILE, deepest + TILE]: row i is open up to column ``deepest + i``, in a window from column
+    ``deepest + i - window + 1`` on. The mask of a tile with `depth` tokens before its first query
+    is columns ``deepest - depth`` onwards: one tensor serves every tile of the step."""
     deepest: int
-    """Highest position at which a tile starts."""
+    """Largest depth of a tile."""
 
-    def mask(self, position: int, count: int) -> torch.Tensor:
-        """``[count, position + count]``: what queries from `position` on may see; a view."""
+    def mask(self, tile: Tile) -> torch.Tensor:
+        """``[count, depth + count]``: what the queries of a tile may see; a view."""
         assert self.band is not None
-        shift = self.deepest - position
-        return self.band[:count, shift : shift + position + count]
+        shift = self.deepest - tile.depth
+        return self.band[: tile.count, shift : shift + tile.depth + tile.count]
+
+
+def first_seen(spec: KVSpec, position: int) -> int:
+    """The first token that the query of token `position` sees."""
+    if isinstance(spec, SlidingWindowSpec):
+        return max(position - spec.window + 1, 0)
+    if isinstance(spec, ChunkedLocalSpec):
+        return position // spec.chunk * spec.chunk
+    return 0
 
 
 def plan_step(step: AttentionStep, ctx: AttentionContext) -> StepMetadata:
     """Metadata of one step."""
-    table = step.block_table.cpu().numpy()
-    firsts = np.concatenate(([0], np.cumsum(step.query_lens)))
-    packed, alone = _divide(step, ctx)
-    rows = tuple(
-        _row(table[r], int(firsts[r]), step.query_lens[r], step.kv_lens[r], ctx) for r in alone
-    )
-    packs = tuple(_pack(members, table, firsts, step.kv_lens, ctx) for members in packed)
-    deepest = max((_last_tile(row) for row in rows if row.count > 1), default=None)
-    band = None if deepest is None else _band(deepest, ctx)
-    return StepMetadata(step.slots, rows, packs, band, deepest or 0)
+    return _Planner(step, ctx).plan()
 
 
-def _divide(step: AttentionStep, ctx: AttentionContext) -> tuple[list[list[int]], list[int]]:
-    """Rows by pack, longest first within each, and rows on their own."""
-    spec = ctx.group.spec
-    token_bytes = spec.kv_heads * spec.head_size * torch.finfo(ctx.dtype).bits // 8
-    budget = max(PACK_BYTES // token_bytes, 1)
-    live = [r for r, count in enumerate(step.query_lens) if count]
-    short = [r for r in live if step.query_lens[r] == 1 and step.kv_lens[r] <= PACK_TOKENS]
-    short.sort(key=lambda r: -step.kv_lens[r])
-    packs: list[list[int]] = []
-    for r in short:
-        longest = step.kv_lens[packs[-1][0]] if packs else 0
-        if packs and longest * (len(packs[-1]) + 1) <= budget:
-            packs[-1].append(r)
-        else:
-            packs.append([r])
-    shared = [members for members in packs if len(members) > 1]
-    in_pack = {r for members in shared for r in members}
-    return shared, [r for r in live if r not in in_pack]
+class _Planner:
+    """Plans one step."""
 
+    def __init__(self, step: AttentionStep, ctx: AttentionContext) -> None:
+        self._step = step
+        self._ctx = ctx
+        self._spec = ctx.group.spec
+        self._size = ctx.group.block_size
+        self._table = step.block_table.cpu().numpy()
+        self._firsts = np.concatenate(([0], np.cumsum(step.query_lens)))
+        lens = zip(step.query_lens, step.kv_lens, strict=True)
+        self._begins = [first_seen(self._spec, length - count) for count, length in lens]
 
-def _row(table: np.ndarray, first: int, count: int, length: int, ctx: AttentionContext) -> Row:
-    size = ctx.group.block_size
-    blocks = table[: -(-length // size)].astype(np.int64)
-    if np.all(np.diff(blocks) == 1):
-        return Row(first, count, length, int(blocks[0]) * size, None)
-    return Row(first, count, length, None, torch.from_numpy(blocks).to(ctx.device))
+    def plan(self) -> StepMetadata:
+        packed, alone = self._divide()
+        rows = tuple(self._row(r) for r in alone)
+        packs = tuple(self._pack(members) for members in packed)
+        deepest = max((tile.depth for row in rows for tile in row.tiles), default=None)
+        band = None if deepest is None else self._band(deepest)
+        return StepMetadata(self._step.slots, rows, packs, band, deepest or 0)
 
+    def _seen(self, r: int) -> int:
+        """Tokens that row `r` reads."""
+        return self._step.kv_lens[r] - self._begins[r]
 
-def _pack(
-    members: list[int],
-    table: np.ndarray,
-    firsts: np.ndarray,
-    kv_lens: Sequence[int],
-    ctx: AttentionContext,
-) -> Pack:
-    size = ctx.group.block_size
-    rows = np.asarray(members)
-    lengths = np.asarray([kv_lens[r] for r in members], dtype=np.int64)
-    longest = int(lengths.max())
-    tokens = np.minimum(np.arange(longest), lengths[:, None] - 1)
-    places = table[rows[:, None], tokens // size].astype(np.int64) * size + tokens % size
-    mask = None
-    if int(lengths.min()) < longest:
-        closed = torch.from_numpy(np.arange(longest) >= lengths[:, None]).to(ctx.device)
-        mask = torch.zeros(closed.shape, dtype=ctx.dtype, device=ctx.device)
-        mask = mask.masked_fill_(closed, float("-inf"))[:, None, None]
-    return Pack(
-        torch.from_numpy(firsts[rows].astype(np.int64)).to(ctx.device),
-        torch.from_numpy(places.reshape(-1)).to(ctx.device),
-        mask,
-        longest,
-    )
+    def _divide(self) -> tuple[list[list[int]], list[int]]:
+        """Rows by pack, longest first within each, and rows on their own."""
+        counts = self._step.query_lens
+        token_bytes = self._spec.kv_heads * self._spec.head_size
+        token_bytes *= torch.finfo(self._ctx.dtype).bits // 8
+        budget = max(PACK_BYTES // token_bytes, 1)
+        live = [r for r, count in enumerate(counts) if count]
+        short = [r for r in live if counts[r] == 1 and self._seen(r) <= PACK_TOKENS]
+        short.sort(key=lambda r: -self._seen(r))
+        packs: list[list[int]] = []
+        for r in short:
+            longest = self._seen(packs[-1][0]) if packs else 0
+            if packs and longest * (len(packs[-1]) + 1) <= budget:
+                packs[-1].append(r)
+            else:
+                packs.append([r])
+        shared = [members for members in packs if len(members) > 1]
+        in_pack = {r for members in shared for r in members}
+        return shared, [r for r in live if r not in in_pack]
 
+    def _row(self, r: int) -> Row:
+        first, count = int(self._firsts[r]), self._step.query_lens[r]
+        begin, length = self._begins[r], self._step.kv_lens[r]
+        tiles = tuple(self._tiles(first, length - count, length)) if count > 1 else ()
+        blocks = self._table[r, begin // self._size : -(-length // self._size)].astype(np.int64)
+        if np.all(np.diff(blocks) == 1):
+            start = int(blocks[0]) * self._size + begin % self._size
+            return Row(first, count, begin, length, tiles, start, None)
+        gathered = torch.from_numpy(blocks).to(self._ctx.device)
+        return Row(first, count, begin, length, tiles, None, gathered)
 
-def _last_tile(row: Row) -> int:
-    """Position at which the last tile of `row` starts."""
-    return row.length - row.count + (row.count - 1) // TILE * TILE
+    def _tiles(self, first: int, position: int, length: int) -> Iterator[Tile]:
+        """Tiles of the queries of tokens `position` to `length`; none crosses the end of a chunk,
+        so that no query sees anything before its own chunk."""
+        while position < length:
+            begin = first_seen(self._spec, position)
+            count = min(TILE, length - position)
+            if isinstance(self._spec, ChunkedLocalSpec):
+                count = min(count, begin + self._spec.chunk - position)
+            yield Tile(first, position, count, begin)
+            first, position = first + count, position + count
 
+    def _pack(self, members: list[int]) -> Pack:
+        rows = np.asarray(members)
+        begins = np.asarray([self._begins[r] for r in members], dtype=np.int64)
+        lengths = np.asarray([self._seen(r) for r in members], dtype=np.int64)
+        longest = int(lengths.max())
+        tokens = begins[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
+        blocks = self._table[rows[:, None], tokens // self._size].astype(np.int64)
+        places = blocks * self._size + tokens % self._size
+        mask = None
+        if int(lengths.min()) < longest:
+            closed = torch.from_numpy(np.arange(longest) >= lengths[:, None]).to(self._ctx.device)
+            mask = torch.zeros(closed.shape, dtype=self._ctx.dtype, device=self._ctx.device)
+            mask = mask.masked_fill_(closed, float("-inf"))[:, None, None]
+        return Pack(
+            torch.from_numpy(self._firsts[rows].astype(np.int64)).to(self._ctx.device),
+            torch.from_numpy(places.reshape(-1)).to(self._ctx.device),
+            mask,
+            longest,
+        )
 
-def _band(deepest: int, ctx: AttentionContext) -> torch.Tensor:
-    closed = torch.full((TILE, deepest + TILE), float("-inf"), dtype=ctx.dtype, device=ctx.device)
-    return closed.triu_(deepest + 1)
+    def _band(self, deepest: int) -> torch.Tensor:
+        def closed() -> torch.Tensor:
+            shape = (TILE, deepest + TILE)
+            return torch.full(shape, float("-inf"), dtype=self._ctx.dtype, device=self._ctx.device)
+
+        band = closed().triu_(deepest + 1)
+        if isinstance(self._spec, SlidingWindowSpec):
+            band += closed().tril_(deepest - self._spec.window)
+        return band

@@ -15,7 +15,15 @@ from pegboard.api.attention import (
     AttentionLayer,
     AttentionStep,
 )
-from pegboard.api.kv import FullAttentionSpec, KVGroup, KVTensors
+from pegboard.api.kv import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    KVGroup,
+    KVLayout,
+    KVSpec,
+    KVTensors,
+    SlidingWindowSpec,
+)
 
 __all__ = ["AttentionCase", "KernelFactory", "Rows", "Setting"]
 
@@ -43,6 +51,30 @@ class Setting:
     device: str = "cpu"
     layout: int = 0
     """Which of the layouts that the kernel offers."""
+    kind: str = "full"
+    """``full``, ``sliding`` or ``chunked``."""
+    span: int = 1
+    """Tokens of a window or chunk."""
+    soft_cap: float | None = None
+    padding: int = 0
+    """Elements of every page that belong to nobody; only for layouts with the block axis
+    outermost."""
+
+    def spec(self) -> KVSpec:
+        """What the slot keeps."""
+        sizes = (self.kv_heads, self.head_size, self.kv_dtype)
+        if self.kind == "sliding":
+            return SlidingWindowSpec(*sizes, window=self.span)
+        if self.kind == "chunked":
+            return ChunkedLocalSpec(*sizes, chunk=self.span)
+        assert self.kind == "full", self.kind
+        return FullAttentionSpec(*sizes)
+
+    def first_seen(self, position: int) -> int:
+        """The first token that the query of token `position` attends to."""
+        if self.kind == "sliding":
+            return max(position - self.span + 1, 0)
+        return position // self.span * self.span if self.kind == "chunked" else 0
 
 
 class AttentionCase:
@@ -50,7 +82,8 @@ class AttentionCase:
 
     Keys and values are rounded to the dtype of the cache, so that what a kernel takes from its
     inputs and what it reads back are the same numbers. Blocks are dealt at random; every place that
-    holds no token of a request is NaN.
+    holds no token of a request is NaN, and so are blocks that left the window before a step: in
+    every other row the null block stands for them in the table, else a foreign block.
     """
 
     def __init__(
@@ -59,27 +92,50 @@ class AttentionCase:
         self.lengths = list(lengths)
         self.setting = setting
         self._device = torch.device(setting.device)
-        spec = FullAttentionSpec(setting.kv_heads, setting.head_size, setting.kv_dtype)
-        group = KVGroup(0, spec, setting.block_size, (SLOT,))
+        spec = setting.spec()
+        scale = 0.7 * setting.head_size**-0.5
         self.layer = AttentionLayer(
-            setting.heads, setting.kv_heads, setting.head_size, 0.7 * setting.head_size**-0.5
+            setting.heads, setting.kv_heads, setting.head_size, scale, setting.soft_cap
         )
-        dtype = getattr(torch, setting.dtype)
-        most = max(sum(self.lengths), 1)
-        self.kernel = kernel(AttentionContext(group, dtype, self._device, len(lengths), most))
-        self.blocks = self._deal(torch.Generator().manual_seed(seed))
+        self.kernel = kernel(self._context(spec))
+        self.blocks, self.foreign = self._deal(torch.Generator().manual_seed(seed))
         layout = self.kernel.layouts(spec)[setting.layout]
         assert sorted(layout.axes) == sorted(CANONICAL), (
             f"layout {layout.name!r} has the axes {', '.join(layout.axes)}; it must have each of "
             f"{', '.join(CANONICAL)} once"
         )
         count = 1 + SPARE_BLOCKS + sum(map(len, self.blocks))
-        shape = layout.shape(spec, count, setting.block_size)
-        data = torch.empty(shape, dtype=getattr(torch, setting.kv_dtype), device=self._device)
+        data = self._storage(layout, spec, count)
         self.kv = KVTensors(SLOT, 0, spec, layout, data)
         self.storage = data.permute([layout.axes.index(axis) for axis in CANONICAL])
         """View ``[kv, block, token, head, dim]`` of the storage, whatever its layout."""
         self.redraw(seed)
+
+    def _context(self, spec: KVSpec) -> AttentionContext:
+        size = self.setting
+        features = () if size.soft_cap is None else ("soft_cap",)
+        return AttentionContext(
+            KVGroup(0, spec, size.block_size, (SLOT,)),
+            getattr(torch, size.dtype),
+            self._device,
+            max_rows=len(self.lengths),
+            max_tokens=max(sum(self.lengths), 1),
+            features=frozenset(features),
+        )
+
+    def _storage(self, layout: KVLayout, spec: KVSpec, count: int) -> torch.Tensor:
+        """Storage of `count` blocks, with the padding of the setting behind every block."""
+        shape = layout.shape(spec, count, self.setting.block_size)
+        dtype = getattr(torch, self.setting.kv_dtype)
+        if not self.setting.padding:
+            return torch.empty(shape, dtype=dtype, device=self._device)
+        assert layout.axes[0] == "block", f"layout {layout.name!r} cannot be padded"
+        page = torch.Size(shape[1:]).numel()
+        pages = torch.full(
+            (count, page + self.setting.padding), torch.nan, dtype=dtype, device=self._device
+        )
+        padded: torch.Tensor = pages[:, :page].unflatten(1, shape[1:])
+        return padded
 
     def redraw(self, seed: int) -> None:
         """Other queries, keys and values, as in another layer; the storage is empty again."""
@@ -98,9 +154,20 @@ class AttentionCase:
         self.storage.fill_(torch.nan)
 
     def fill(self, rows: Rows) -> None:
-        """Store what was known before a step of `rows`."""
+        """Store what was known before a step of `rows` and is still kept."""
         for row, (count, length) in enumerate(rows):
-            self.store(row, 0, length - count)
+            kept = self.first_entry(count, length) * self.setting.block_size
+            self.store(row, kept, max(length - count, kept))
+
+    def first_entry(self, count: int, length: int) -> int:
+        """First entry of the block table that a row of a step needs."""
+        return self.setting.first_seen(length - count) // self.setting.block_size
+
+    def forget(self, rows: Rows) -> None:
+        """Give up the blocks that a step of `rows` needs no more: others write NaN to them."""
+        for row, (count, length) in enumerate(rows):
+            for block in self.blocks[row][: self.first_entry(count, length)]:
+                self.storage[:, block] = torch.nan
 
     def store(self, row: int, begin: int, end: int) -> None:
         """Store keys and values of tokens `begin` to `end` of one request."""
@@ -124,7 +191,7 @@ class AttentionCase:
         """The step as the runner would describe it."""
         counts, lengths = ([rows[row][part] for row in which] for part in (0, 1))
         size = self.setting.block_size
-        lists = [self.blocks[row][: -(-rows[row][1] // size)] for row in which]
+        lists = [self._block_list(row, *rows[row]) for row in which]
         table = torch.zeros(len(lists), max(map(len, lists)), dtype=torch.int32)
         slots = []
         for place, row in enumerate(which):
@@ -141,6 +208,12 @@ class AttentionCase:
             table.to(self._device),
             torch.cat(slots),
         )
+
+    def _block_list(self, row: int, count: int, length: int) -> list[int]:
+        """The block table of one row."""
+        gone = self.first_entry(count, length)
+        kept = self.blocks[row][gone : -(-length // self.setting.block_size)]
+        return [self.foreign if row % 2 else 0] * gone + kept
 
     def forward(
         self, rows: Rows, metadata: Any, which: Sequence[int] | None = None
@@ -168,16 +241,24 @@ class AttentionCase:
                 for part in (self.keys, self.values)
             )
             scores = torch.einsum("qhd,khd->hqk", query, keys) * self.layer.scale
-            seen = torch.ones(count, length, dtype=torch.bool, device=self._device)
-            scores = scores.masked_fill(~seen.tril(length - count), -torch.inf)
+            if self.layer.soft_cap is not None:
+                scores = torch.tanh(scores / self.layer.soft_cap) * self.layer.soft_cap
+            scores = scores.masked_fill(~self._seen(count, length), -torch.inf)
             found.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
         return found
 
-    def _deal(self, draw: torch.Generator) -> list[list[int]]:
-        """Block ids per request, in random order; 0 is the null block."""
+    def _seen(self, count: int, length: int) -> torch.Tensor:
+        """bool ``[count, length]``: the tokens that each query attends to."""
+        positions = range(length - count, length)
+        first = torch.tensor([self.setting.first_seen(p) for p in positions])[:, None]
+        keys, last = torch.arange(length), torch.tensor(positions)[:, None]
+        return ((keys >= first) & (keys <= last)).to(self._device)
+
+    def _deal(self, draw: torch.Generator) -> tuple[list[list[int]], int]:
+        """Block ids per request, in random order, and one that is nobody's; 0 is the null block."""
         counts = [-(-length // self.setting.block_size) for length in self.lengths]
         ids = 1 + torch.randperm(sum(counts) + SPARE_BLOCKS, generator=draw)
-        return [part.tolist() for part in ids[: sum(counts)].split(counts)]
+        return [part.tolist() for part in ids[: sum(counts)].split(counts)], int(ids[-1])
 
 
 def _span(row: tuple[int, int]) -> tuple[int, int]:

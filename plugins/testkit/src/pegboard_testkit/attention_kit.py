@@ -1,4 +1,5 @@
-"""Conformance kit for the surface *attention*: kernels of full causal attention.
+"""Conformance kit for the surface *attention*: kernels of causal attention over all earlier
+tokens, a sliding window or a chunk, as far as the descriptor claims them.
 
 A test file of a backend subclasses `AttentionKit`, names its descriptor, and gets the tests below::
 
@@ -38,6 +39,14 @@ MIXTURES: Mapping[str, Rows] = {
     "prefill and decode mixed": MIXED,
     "ends of blocks": ((1, 16), (16, 16), (16, 32), (1, 17), (15, 32), (17, 33)),
 }
+
+BEYOND: Rows = ((1, 150), (70, 200), (1, 7), (23, 23), (16, 128), (1, 65), (130, 130), (2, 34))
+"""Rows that reach far beyond the spans below, and some that do not."""
+
+SPANS = (1, 5, 16, 17, 40, 64, 100)
+"""Tokens of windows and chunks."""
+
+LOCAL_KINDS = ("sliding", "chunked")
 
 HEADS = ((4, 2), (3, 3), (8, 1), (9, 3))
 """Query heads and key heads."""
@@ -147,6 +156,44 @@ class AttentionKit:
         case.run(rows)
         wrong = (~_same(case.storage, wanted)).flatten(3).any(-1).nonzero().tolist()
         assert not wrong, f"wrong content of (key or value, block, offset) {wrong[:8]}"
+
+    @pytest.mark.parametrize("span", SPANS)
+    @pytest.mark.parametrize("kind", LOCAL_KINDS)
+    def test_a_window_or_chunk_is_all_that_is_seen(self, kind: str, span: int) -> None:
+        if kind in self.backend.kinds:
+            self.check(BEYOND, self.setting(kind=kind, span=span))
+            decode = [(1, length) for length in (1, span, span + 1, 3 * span + 2, 97)]
+            self.check(decode, self.setting(kind=kind, span=span))
+
+    @pytest.mark.parametrize("kind", LOCAL_KINDS)
+    def test_chunks_of_a_prompt_join_while_blocks_leave_the_window(self, kind: str) -> None:
+        if kind not in self.backend.kinds:
+            return
+        chunks = [1, 30, 1, 1, 47, 16, 5, 1, 70, 1]
+        setting = self.setting(kind=kind, span=20)
+        case, done, pieces = self.case([sum(chunks)], setting), 0, []
+        for chunk in chunks:
+            done += chunk
+            case.forget([(chunk, done)])
+            pieces += case.run([(chunk, done)])
+        (wanted,) = case.expected([(done, done)])
+        self.compare(torch.cat(pieces), wanted, setting, f"chunks {chunks}")
+
+    def test_a_soft_cap_bounds_the_scores_where_it_is_claimed(self) -> None:
+        if "soft_cap" not in self.backend.features:
+            return
+        for kind in ("full", *LOCAL_KINDS):
+            if kind in self.backend.kinds:
+                self.check(MIXED, self.setting(kind=kind, span=9, soft_cap=0.8))
+        for heads, kv_heads in HEADS:
+            rows = [(5, 9), (1, 6), (1, 7), (70, 70)]
+            self.check(rows, self.setting(heads=heads, kv_heads=kv_heads, soft_cap=2.0))
+
+    def test_pages_of_groups_with_larger_needs_may_be_padded(self) -> None:
+        offered = self.case([1])
+        for place, layout in enumerate(offered.kernel.layouts(offered.kv.spec)):
+            if layout.axes[0] == "block":
+                self.check(MIXED, self.setting(layout=place, padding=24))
 
     def test_one_plan_serves_every_layer_of_a_step(self) -> None:
         case = self.case([length for _, length in MIXED])

@@ -112,14 +112,15 @@ class ModelKit:
         self._check_greedy(outputs)
 
     def test_preempted_requests_give_the_same_tokens(self, model: Path) -> None:
-        half, whole = self._blocks_held(model, self.context // 2, self.context)
-        prompts = self.prompts([self.context // 2 - 5] * 4)
+        prompts = self.prompts([10] * 4)  # all are admitted, then grow out of their room
+        budget = {"max_num_batched_tokens": 16}
         options = {
-            "num_gpu_blocks_override": max(whole, 2 * half + 1) + 1,  # two begin, one can end
+            **budget,
+            "num_gpu_blocks_override": self._blocks_for_one(model, **budget) + 2,
             "enable_prefix_caching": False,
         }
         with self.engine(model, **options) as llm:
-            outputs = self._greedy(llm, prompts, tokens=self.context // 2)
+            outputs = self._greedy(llm, prompts, tokens=self.context - 20)
             preemptions = llm.engine.stats().preemptions
         assert preemptions > 0, "nothing was preempted"
         self._check_greedy(outputs)
@@ -139,6 +140,15 @@ class ModelKit:
         with LLM(str(model), **{**common, **self.options, **options}) as llm:
             yield llm
 
+    def _blocks_for_one(self, model: Path, **options: Any) -> int:
+        """Blocks, over all KV groups, that one request of the whole context needs."""
+        with self.engine(model, **options) as llm:
+            budget = llm.config.max_num_batched_tokens
+            return sum(
+                group.spec.blocks_for(self.context, group.block_size, budget)
+                for group in llm.cache.groups
+            )
+
     def prompts(self, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
         """Random token ids of the reference's vocabulary."""
         vocabulary = self._logprobs([0]).shape[1]
@@ -154,15 +164,6 @@ class ModelKit:
         shifted = logits - logits.max(-1, keepdims=True)
         found: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
         return found
-
-    def _blocks_held(self, model: Path, *lengths: int) -> list[int]:
-        """Blocks that sequences of these lengths hold at most, nothing being cached."""
-        with self.engine(model, enable_prefix_caching=False) as llm:
-            budget, groups = llm.config.max_num_batched_tokens, llm.cache.groups
-        return [
-            sum(group.spec.blocks_for(length, group.block_size, budget) for group in groups)
-            for length in lengths
-        ]
 
     def _run(self, model: Path, prompts: list[list[int]], **options: Any) -> list[RequestOutput]:
         with self.engine(model, **options) as llm:

@@ -1,0 +1,228 @@
+"""Any schedule gives the tokens that each request gets alone, for models with sliding windows.
+
+Prompts reach far beyond the windows, so that blocks leave them under way, hits begin in the middle
+of tables, and preempted requests come back without their first blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from pegboard import LLM, RequestOutput, SamplingParams
+from pegboard_testkit.near_tie import Comparison, assert_same, compare
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CONTEXT = 256
+BLOCK = 8
+FULL, SLIDING = "full_attention", "sliding_attention"
+BASE: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.25,
+    "pad_token_id": 0,
+}
+
+
+def gemma2() -> Any:
+    config = transformers.Gemma2Config(**BASE, num_hidden_layers=4, sliding_window=11)
+    return transformers.Gemma2ForCausalLM(config)
+
+
+def gemma3() -> Any:
+    kinds = [SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL]
+    config = transformers.Gemma3TextConfig(
+        **BASE, num_hidden_layers=6, layer_types=kinds, sliding_window=24
+    )
+    return transformers.Gemma3ForCausalLM(config)
+
+
+def mistral() -> Any:
+    config = transformers.MistralConfig(**BASE, num_hidden_layers=2, sliding_window=16)
+    return transformers.MistralForCausalLM(config)
+
+
+MODELS: dict[str, Callable[[], Any]] = {"gemma2": gemma2, "gemma3": gemma3, "mistral": mistral}
+
+
+def open_engine(path: Path, **options: Any) -> LLM:
+    common = {"dtype": "float32", "max_model_len": CONTEXT, "max_num_seqs": 8, "block_size": BLOCK}
+    return LLM(str(path), **{**common, **options})
+
+
+@attrs.frozen(eq=False)
+class Model:
+    """A checkpoint, and an engine that serves one request at a time without a cache."""
+
+    path: Path
+    alone: LLM
+
+    def blocks(self, tokens: int, budget: int) -> int:
+        """What a request of so many tokens holds at most."""
+        groups = self.alone.cache.groups
+        return sum(group.spec.blocks_for(tokens, group.block_size, budget) for group in groups)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Model]:
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(2)
+    MODELS[request.param]().save_pretrained(folder)
+    options = {"enable_prefix_caching": False, "num_gpu_blocks_override": 400}
+    with open_engine(folder, max_num_batched_tokens=CONTEXT, **options) as llm:
+        yield Model(folder, llm)
+
+
+def scores(alone: LLM, output: RequestOutput) -> tuple[list[float], list[float]]:
+    """The oracle's log-probability of each output token, and of the likeliest one in its place."""
+    ids = output.prompt_token_ids + output.outputs[0].token_ids
+    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
+    (scored,) = alone.generate(ids, params, use_tqdm=False)
+    assert scored.prompt_logprobs is not None
+    first = len(output.prompt_token_ids)
+    entries = [entry for entry in scored.prompt_logprobs[first:] if entry]
+    chosen = [entry[token].logprob for entry, token in zip(entries, ids[first:], strict=True)]
+    return chosen, [max(item.logprob for item in entry.values()) for entry in entries]
+
+
+def check(model: Model, outputs: Sequence[RequestOutput]) -> None:
+    found = Comparison()
+    for output in outputs:
+        made = output.outputs[0]
+        assert made.logprobs is not None and made.finish_reason == "length"
+        own = [
+            entry[token].logprob for entry, token in zip(made.logprobs, made.token_ids, strict=True)
+        ]
+        found = found.add(compare(*scores(model.alone, output), own))
+    assert_same(found)
+
+
+@attrs.frozen
+class Load:
+    """Requests, and the schedule they are put through."""
+
+    prompts: list[list[int]]
+    lengths: list[int]
+    budget: int
+    caching: bool
+    scarce: bool
+
+
+def random_load(seed: int) -> Load:
+    draws = np.random.default_rng(seed)
+    lengths = draws.integers(1, 150, size=draws.integers(2, 6))
+    prompts = [draws.integers(3, 96, size=length).tolist() for length in lengths]
+    prompts.append([*prompts[0], *prompts[1][:30]])
+    return Load(
+        prompts,
+        [int(length) for length in draws.integers(1, 40, size=len(prompts))],
+        budget=int(draws.choice([16, 17, 40, 256])),
+        caching=bool(draws.random() < 0.7),
+        scarce=bool(draws.random() < 0.5),
+    )
+
+
+def run(model: Model, load: Load, counts: dict[str, int]) -> list[RequestOutput]:
+    """Run all requests twice, the second time with what the first left in the cache."""
+    total = sum(
+        model.blocks(len(prompt) + length, load.budget)
+        for prompt, length in zip(load.prompts, load.lengths, strict=True)
+    )
+    least = model.blocks(CONTEXT, load.budget)
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, logprobs=0)
+        for length in load.lengths
+    ]
+    options = {
+        "max_num_batched_tokens": load.budget,
+        "enable_prefix_caching": load.caching,
+        "num_gpu_blocks_override": 1 + max(total // 4 if load.scarce else total, least),
+    }
+    with open_engine(model.path, **options) as llm:
+        outputs = llm.generate(load.prompts, params, use_tqdm=False)
+        outputs += llm.generate(load.prompts, params, use_tqdm=False)
+        stats = llm.engine.stats()
+        llm.engine.core.scheduler.check()
+    assert stats.used_blocks == 0, "blocks are held though nothing runs"
+    counts["preemptions"] += stats.preemptions
+    counts["hits"] += stats.cache.hit_tokens
+    counts["chunks"] += sum(len(prompt) > load.budget for prompt in load.prompts)
+    return outputs
+
+
+def check_loads(model: Model, seeds: range) -> dict[str, int]:
+    counts = dict.fromkeys(("preemptions", "hits", "chunks"), 0)
+    for seed in seeds:
+        check(model, run(model, random_load(seed), counts))
+    return counts
+
+
+def test_random_schedules_give_the_same_tokens(model: Model) -> None:
+    counts = check_loads(model, range(4))
+    assert counts["hits"] > 0 and counts["chunks"] > 0, counts
+
+
+@pytest.mark.accept
+@pytest.mark.timeout(1800)
+def test_many_random_schedules_give_the_same_tokens(model: Model) -> None:
+    counts = check_loads(model, range(4, 60))
+    assert min(counts.values()) > 0, counts
+    print(counts)
+
+
+def test_preempted_requests_give_the_same_tokens(model: Model) -> None:
+    """All are admitted while they are short, then they grow out of their room."""
+    draws = np.random.default_rng(1)
+    prompts = [draws.integers(3, 96, size=10).tolist() for _ in range(5)]
+    counts = dict.fromkeys(("preemptions", "hits", "chunks"), 0)
+    load = Load(prompts, [70] * 5, budget=16, caching=True, scarce=True)
+    check(model, run(model, load, counts))
+    assert counts["preemptions"] > 0, "nothing was preempted"
+
+
+def test_a_hit_far_beyond_the_window_continues_from_what_is_left_of_it(model: Model) -> None:
+    draws = np.random.default_rng(2)
+    beginning = draws.integers(3, 96, size=160).tolist()
+    prompts = [beginning + draws.integers(3, 96, size=length).tolist() for length in (3, 20, 40)]
+    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=0)
+    with open_engine(model.path, num_gpu_blocks_override=400, max_num_batched_tokens=48) as llm:
+        llm.generate(beginning, params, use_tqdm=False)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.num_cached_tokens for output in outputs] == [160] * 3
+    check(model, outputs)
+
+
+def test_blocks_behind_the_window_are_given_back(model: Model) -> None:
+    """The blocks in use grow only by those of layers with full attention."""
+    draws = np.random.default_rng(3)
+    prompt = draws.integers(3, 96, size=100).tolist()
+    groups = model.alone.cache.groups
+    full = sum(group.spec.kind == "full" for group in groups)
+    local = [group.spec.window for group in groups if group.spec.kind == "sliding"]
+    assert local
+    seen = []
+    with open_engine(model.path, num_gpu_blocks_override=400, max_num_batched_tokens=32) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
+        llm.engine.add_request("one", prompt, params)
+        while llm.engine.has_unfinished_requests():
+            llm.engine.step()
+            seen.append(llm.engine.stats().used_blocks)
+    decoding = seen[-110:-1]
+    most = sum(-(-(window - 1) // BLOCK) + 1 for window in local)
+    for steps, used in enumerate(decoding, len(prompt) + 120 - 110):
+        assert used <= full * (steps // BLOCK + 2) + most, f"{used} blocks after {steps} tokens"
