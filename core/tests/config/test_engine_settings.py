@@ -65,7 +65,7 @@ def test_a_bad_setting_is_refused_with_field_value_and_what_is_allowed(
 )
 def test_an_alias_sets_what_it_stands_for(alias: str, value: Any, setting: str, meant: Any) -> None:
     assert getattr(make(**{alias: value}), setting) == meant
-    assert engine_options([f"{alias.replace('_', '-')}={value}"]) == {setting: meant}
+    assert engine_options([f"{alias.replace('_', '-')}={value}"], {}) == {setting: meant}
 
 
 def test_every_alias_stands_for_a_setting_and_hides_none() -> None:
@@ -78,7 +78,7 @@ def test_a_setting_given_by_both_names_is_refused_even_with_equal_values() -> No
     with pytest.raises(ConfigError, match="schedule_policy and scheduling_policy are two names"):
         make(schedule_policy="lpm", scheduling_policy="lpm")
     with pytest.raises(ConfigError, match="two names"):
-        engine_options(["max-num-seqs=3", "max-running-requests=3"])
+        engine_options(["max-num-seqs=3", "max-running-requests=3"], {})
 
 
 @pytest.mark.parametrize(

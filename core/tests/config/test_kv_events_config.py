@@ -23,7 +23,7 @@ def test_a_mapping_and_its_json_are_the_same() -> None:
         enable_kv_cache_events=True, publisher="zmq", options={"endpoint": "tcp://*:1"}
     )
     assert config(given).kv_events_config == config(text).kv_events_config == expected
-    options = engine_options([f"kv-events-config={text}"])
+    options = engine_options([f"kv-events-config={text}"], {})
     assert EngineConfig(model="m", **options).kv_events_config == expected
 
 

@@ -24,7 +24,7 @@ def facts(**spec: Any) -> ModelFacts:
 
 def settled(own: str, **options: Any) -> RecurrentSpec:
     config = EngineConfig(model="m", **options)
-    found = apply_cache_settings(facts(cache=own), config, "bfloat16").kv_slots[0].spec
+    found = apply_cache_settings(facts(cache=own), config, "bfloat16", 64).kv_slots[0].spec
     assert isinstance(found, RecurrentSpec)
     return found
 
@@ -58,7 +58,7 @@ class Model:
 
     def __init__(self, mode: str) -> None:
         config = EngineConfig(model="m")
-        self.facts = apply_cache_settings(facts(cache=mode), config, "float32")
+        self.facts = apply_cache_settings(facts(cache=mode), config, "float32", 64)
 
 
 @pytest.mark.parametrize(("mode", "blocks"), [("none", 24), ("align", 28), ("all", 36)])

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from pegboard.api.checkpoint import PLAIN_TYPES, Checkpoint, StoredTensor, TokenizerSpec
-from pegboard.api.kv import KVSlot, RecurrentSpec, StateMode
+from pegboard.api.kv import (
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    KVSlot,
+    KVSpec,
+    RecurrentSpec,
+    SlidingWindowSpec,
+    StateMode,
+)
 from pegboard.api.model import ConfigInput, FamilyConfig, ModelFacts, ModelFamily
 from pegboard.config.bounds import check_layer_counts, check_sizes
 from pegboard.config.engine import DTYPES, EngineConfig
@@ -70,7 +78,7 @@ class ResolvedModel:
         return attrs.evolve(
             self,
             dtype=dtype,
-            facts=apply_cache_settings(stored, config, dtype),
+            facts=apply_cache_settings(stored, config, dtype, self.max_model_len),
             weight_bytes=estimate_weight_bytes(self.checkpoint.tensors.values(), dtype),
         )
 
@@ -109,6 +117,7 @@ def _understand(
     check_sizes(checkpoint, facts)
     quantised = _is_quantised(checkpoint)
     dtype = choose_dtype(config.dtype, facts.stored_dtype, quantised, supported)
+    max_model_len = choose_max_model_len(config.max_model_len, facts)
     tokenizer, problem = _tokenizer(checkpoint)
     return ResolvedModel(
         path=checkpoint.path,
@@ -116,9 +125,9 @@ def _understand(
         architecture=architecture,
         family=family,
         family_config=family_config,
-        facts=apply_cache_settings(facts, config, dtype),
+        facts=apply_cache_settings(facts, config, dtype, max_model_len),
         dtype=dtype,
-        max_model_len=choose_max_model_len(config.max_model_len, facts),
+        max_model_len=max_model_len,
         sampling_defaults=sampling_defaults(
             checkpoint.generation_defaults, f"{checkpoint.path}: generation defaults"
         ),
@@ -249,20 +258,28 @@ def _cache_dtype(config: EngineConfig, dtype: str) -> str:
     return dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
 
-def apply_cache_settings(facts: ModelFacts, config: EngineConfig, dtype: str) -> ModelFacts:
-    """`facts` with ``"auto"`` in KV slots replaced by the cache dtype, and with the mode of states
-    that the settings ask for."""
+def apply_cache_settings(
+    facts: ModelFacts, config: EngineConfig, dtype: str, max_model_len: int
+) -> ModelFacts:
+    """`facts` with ``"auto"`` in KV slots replaced by the cache dtype, with the mode of states that
+    the settings ask for, and with full attention where a window or chunk holds the whole context.
+    """
     cache_dtype = _cache_dtype(config, dtype)
-    slots = tuple(_slot(slot, config, cache_dtype) for slot in facts.kv_slots)
+    slots = tuple(_slot(slot, config, cache_dtype, max_model_len) for slot in facts.kv_slots)
     return attrs.evolve(facts, kv_slots=slots)
 
 
-def _slot(slot: KVSlot, config: EngineConfig, dtype: str) -> KVSlot:
+def _slot(slot: KVSlot, config: EngineConfig, dtype: str, max_model_len: int) -> KVSlot:
     if slot.spec is None:
         return slot
-    spec = slot.spec.with_dtype(dtype)
+    spec: KVSpec = slot.spec.with_dtype(dtype)
     if isinstance(spec, RecurrentSpec):
         spec = attrs.evolve(spec, cache=_state_mode(spec, config))
+    elif isinstance(spec, (SlidingWindowSpec, ChunkedLocalSpec)):
+        reach = spec.window if isinstance(spec, SlidingWindowSpec) else spec.chunk
+        if reach >= max_model_len:  # nothing ever leaves it: one kind of group less to plan for
+            heads, size, own = spec.kv_heads, spec.head_size, spec.value_head_size
+            spec = FullAttentionSpec(heads, size, spec.dtype, own)
     return attrs.evolve(slot, spec=spec)
 
 
