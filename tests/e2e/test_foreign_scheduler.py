@@ -134,6 +134,9 @@ class Solo:
     def reset_prefix_cache(self):
         return True
 
+    def take_events(self):
+        return []
+
     def check(self):
         assert self.live is not None or not self.has_work() or self.queue
 ''',

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pegboard.api.params import MAX_COUNT, SamplingParams
-from pegboard.cli.options import engine_options, loading_bar
+from pegboard.cli.options import (
+    BackendOption,
+    EventsOption,
+    PlatformOption,
+    engine_options,
+    loading_bar,
+)
 from pegboard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,16 +42,9 @@ def latency(
     dtype: Annotated[
         str | None, typer.Option(help="auto (default), float32 (exact), bfloat16 or float16.")
     ] = None,
-    platform: Annotated[
-        str | None, typer.Option(help="The device's platform. Default: the best usable one.")
-    ] = None,
-    attention_backend: Annotated[
-        str | None, typer.Option(help="Default: the best one that serves the model.")
-    ] = None,
-    kv_events_config: Annotated[
-        str | None,
-        typer.Option(help="JSON: whether and where events of the prefix cache are published."),
-    ] = None,
+    platform: PlatformOption = None,
+    attention_backend: BackendOption = None,
+    kv_events_config: EventsOption = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="Engine settings, name=value.")
     ] = None,

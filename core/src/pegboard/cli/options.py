@@ -5,15 +5,34 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
+import typer
 
 from pegboard.config.aliases import ALIASES, canonical
 from pegboard.config.engine import EngineConfig, unknown_option
 from pegboard.errors import ConfigError
 
-__all__ = ["LoadingBar", "engine_options", "loading_bar"]
+__all__ = [
+    "BackendOption",
+    "EventsOption",
+    "LoadingBar",
+    "PlatformOption",
+    "engine_options",
+    "loading_bar",
+]
+
+PlatformOption = Annotated[
+    str | None, typer.Option(help="The device's platform. Default: the best usable one.")
+]
+BackendOption = Annotated[
+    str | None, typer.Option(help="Default: the best one that serves the model.")
+]
+EventsOption = Annotated[
+    str | None,
+    typer.Option(help="JSON: whether and where events of the prefix cache are published."),
+]
 
 
 def engine_options(pairs: list[str], flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pegboard.api.params import SamplingParams
-from pegboard.cli.options import engine_options, loading_bar
+from pegboard.cli.options import (
+    BackendOption,
+    EventsOption,
+    PlatformOption,
+    engine_options,
+    loading_bar,
+)
 from pegboard.cli.streams import read_input, say
 from pegboard.errors import RequestError
 
@@ -42,16 +48,9 @@ def run(
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest prompt plus answer, in tokens.")
     ] = None,
-    platform: Annotated[
-        str | None, typer.Option(help="The device's platform. Default: the best usable one.")
-    ] = None,
-    attention_backend: Annotated[
-        str | None, typer.Option(help="Default: the best one that serves the model.")
-    ] = None,
-    kv_events_config: Annotated[
-        str | None,
-        typer.Option(help="JSON: whether and where events of the prefix cache are published."),
-    ] = None,
+    platform: PlatformOption = None,
+    attention_backend: BackendOption = None,
+    kv_events_config: EventsOption = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="Further engine settings, name=value."),
