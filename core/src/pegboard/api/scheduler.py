@@ -8,8 +8,8 @@ The core's own scheduler is registered as ``token-budget``. Another one is chose
 0, the null block. Or it changes what goes in and out of the core's, which `SchedulerContext.build`
 makes; it then leaves plans and results as they are.
 
-A scheduler may be asked for a plan while earlier ones have no result yet. Results come in the order
-of the plans.
+A scheduler is asked for at most ``SchedulerClass.max_in_flight`` plans before it gets the result of
+the first; one that is named by module path, for one. Results come in the order of the plans.
 """
 
 from __future__ import annotations

@@ -19,6 +19,9 @@ class SchedulerClass:
 
     name: str
     build: LazyRef = attrs.field(converter=lazy_ref)
+    max_in_flight: int = 1
+    """Plans that it can make before the first of them has a result. With 2, steps may overlap
+    (``async_scheduling``)."""
 
     def claims(self) -> tuple[str, ...]:
         return ()

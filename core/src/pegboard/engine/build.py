@@ -12,6 +12,7 @@ from pegboard.api.descriptor import LazyRef
 from pegboard.api.executor import Executor
 from pegboard.api.kv import KVCacheConfig
 from pegboard.api.late import LateSource
+from pegboard.api.scheduler_class import SchedulerClass
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.sources import open_tokenizer
@@ -115,18 +116,19 @@ def build_core(
     executor.allocate(cache)
     executor.warm_up()
     decided = attrs.evolve(config, max_model_len=max_model_len)
-    scheduler = make_scheduler(board, decided, cache)
-    depth = _steps_in_flight(config, executor)
+    scheduler, descriptor = make_scheduler(board, decided, cache)
+    depth = _steps_in_flight(config, executor, descriptor)
     return EngineCore(scheduler, executor, events, depth=depth, late=late), cache
 
 
-def _steps_in_flight(config: EngineConfig, executor: Executor) -> int:
+def _steps_in_flight(config: EngineConfig, executor: Executor, scheduler: SchedulerClass) -> int:
     """2 with async scheduling, else 1; `ConfigError` if it is asked for and cannot be had."""
     if config.async_scheduling is False:
         return 1
-    if executor.max_in_flight >= 2:
+    if min(executor.max_in_flight, scheduler.max_in_flight) >= 2:
         return 2
-    reason = f"{type(executor).__name__} runs one step at a time"
+    slow = type(executor).__name__ if executor.max_in_flight < 2 else f"scheduler {scheduler.name}"
+    reason = f"{slow} runs one step at a time"
     if config.async_scheduling:
         raise ConfigError(f"async_scheduling=True is not allowed: False or None, since {reason}")
     get_logger("pegboard.engine").info("async scheduling is off", reason=reason)

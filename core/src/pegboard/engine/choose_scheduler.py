@@ -4,47 +4,53 @@ from __future__ import annotations
 
 from pegboard.api.descriptor import LazyRef
 from pegboard.api.kv import KVCacheConfig
-from pegboard.api.scheduler import Scheduler, SchedulerContext
+from pegboard.api.scheduler import Scheduler, SchedulerClass, SchedulerContext
 from pegboard.config.engine import EngineConfig
 from pegboard.errors import ConfigError, PluginError
 from pegboard.plugins import VARIABLE, Board
 
 __all__ = ["make_scheduler"]
 
-_OWN = LazyRef("pegboard.scheduler:build_scheduler")
+_OWN = SchedulerClass("token-budget", "pegboard.scheduler:build_scheduler", max_in_flight=2)
 _METHODS = tuple(name for name in vars(Scheduler) if not name.startswith("_"))
 
 
-def make_scheduler(board: Board | None, config: EngineConfig, cache: KVCacheConfig) -> Scheduler:
+def make_scheduler(
+    board: Board | None, config: EngineConfig, cache: KVCacheConfig
+) -> tuple[Scheduler, SchedulerClass]:
     """Build the scheduler of ``config.scheduler_cls``; without a board there is only the core's.
+
+    Returns its descriptor too; of one named by module path that is the least it can be.
 
     Raises `MissingPluginError` for a name that nobody registered, `ConfigError` for a module path
     that the allowlist leaves out, `PluginError` for one that cannot be imported or that makes
     something else than a scheduler.
     """
     if config.scheduler_cls is None or board is None:
-        return _build(_OWN, None, config, cache)
-    return _build(_find(board, config.scheduler_cls), board, config, cache)
+        return _build(_OWN.build, None, config, cache), _OWN
+    found = _find(board, config.scheduler_cls)
+    return _build(found.build, board, config, cache), found
 
 
-def _find(board: Board, wanted: str) -> LazyRef:
+def _find(board: Board, wanted: str) -> SchedulerClass:
     if ":" not in wanted:
-        descriptor = board.require("scheduler", wanted, wanted_by=f"scheduler_cls={wanted!r}")
-        found: LazyRef = descriptor.build
+        found: SchedulerClass = board.require(
+            "scheduler", wanted, wanted_by=f"scheduler_cls={wanted!r}"
+        )
         return found
     if not board.allows_module(wanted):
         raise ConfigError(
             f"scheduler_cls={wanted!r} is not allowed: {board.allowlist.setting} leaves its "
             f"distribution out; add it to {VARIABLE}"
         )
-    return LazyRef(wanted)
+    return SchedulerClass(wanted, wanted)
 
 
 def _build(
     target: LazyRef, board: Board | None, config: EngineConfig, cache: KVCacheConfig
 ) -> Scheduler:
     def build(name: str) -> Scheduler:
-        inner = _OWN if board is None else _find_registered(board, name, target)
+        inner = _OWN.build if board is None else _find_registered(board, name, target)
         return _build(inner, board, config, cache)
 
     scheduler = target.load()(SchedulerContext(config, cache, build))
