@@ -73,12 +73,14 @@ class StepMetadata:
     step."""
     deepest: int
     """Highest position at which a tile starts."""
+    place: int | None
+    """Token place of the step's first key, if all of them follow one another."""
 
-    def mask(self, position: int, count: int) -> torch.Tensor:
-        """``[count, position + count]``: what queries from `position` on may see; a view."""
-        assert self.band is not None
+    def mask(self, band: torch.Tensor, position: int, count: int) -> torch.Tensor:
+        """``[count, position + count]``: what queries from `position` on may see; a view of
+        `band`."""
         shift = self.deepest - position
-        return self.band[:count, shift : shift + position + count]
+        return band[:count, shift : shift + position + count]
 
 
 def plan_step(step: AttentionStep, ctx: AttentionContext) -> StepMetadata:
@@ -92,7 +94,7 @@ def plan_step(step: AttentionStep, ctx: AttentionContext) -> StepMetadata:
     packs = tuple(_pack(members, table, firsts, step.kv_lens, ctx) for members in packed)
     deepest = max((_last_tile(row) for row in rows if row.count > 1), default=None)
     band = None if deepest is None else _band(deepest, ctx)
-    return StepMetadata(step.slots, rows, packs, band, deepest or 0)
+    return StepMetadata(step.slots, rows, packs, band, deepest or 0, _place(rows, packs))
 
 
 def _divide(step: AttentionStep, ctx: AttentionContext) -> tuple[list[list[int]], list[int]]:
@@ -147,6 +149,13 @@ def _pack(
         mask,
         longest,
     )
+
+
+def _place(rows: tuple[Row, ...], packs: tuple[Pack, ...]) -> int | None:
+    """Where a step of one row writes, if its blocks follow one another."""
+    if len(rows) != 1 or packs or rows[0].start is None:
+        return None
+    return rows[0].start + rows[0].length - rows[0].count
 
 
 def _last_tile(row: Row) -> int:
