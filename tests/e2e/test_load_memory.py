@@ -12,10 +12,8 @@ import pytest
 from pegboard.testing.checkpoints import write_tiny_model
 
 WEIGHTS = 1.3
-"""Times the size of the file."""
-PASSING = 32 << 20
-"""Bytes that are in use for a moment only and do not grow with the file: building a tokeniser of
-49,152 tokens, a step on trial. The cache is kept too small to play a part."""
+"""Times the size of the file: weights, tokeniser and whatever is in use for a moment only. The
+cache is kept too small to play a part."""
 
 MEASURE = """
 import gc, json, sys
@@ -63,4 +61,4 @@ def test_loading_makes_no_second_copy_of_the_weights(
     print(dtype, shares)
     assert found["held"] >= size / 2, "the weights must be somewhere"
     assert found["held"] <= WEIGHTS * size + found["kv"], shares
-    assert found["peak"] <= WEIGHTS * size + found["kv"] + PASSING, shares
+    assert found["peak"] <= WEIGHTS * size + found["kv"], shares

@@ -141,6 +141,16 @@ def test_layers_compute_through_their_weight_owner_in_any_format() -> None:
     assert head(torch.tensor([[1.0, 0.0]]), batch()).tolist() == [[1, 3]]
 
 
+def test_a_plain_layer_gives_back_the_wider_dtype_that_it_was_given() -> None:
+    linear = Linear(context(torch.bfloat16), "x", 4, (3,))
+    weight = torch.randn(3, 4).bfloat16()
+    linear.finalise({"weight": [weight]})
+    x = torch.randn(2, 4)
+    found = linear(x, batch())
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, x @ weight.float().T, rtol=2e-2, atol=2e-2)
+
+
 def test_a_norm_begins_a_residual_and_adds_to_one() -> None:
     norm = RMSNorm(context(), "norm", 4, 1e-5)
     norm.finalise({"weight": [torch.full((4,), 2.0)]})

@@ -200,6 +200,7 @@ def test_ops_agree_with_the_plain_versions(dtype: str, rows: int) -> None:
     ):
         agrees("add_rms_norm", dtype, found, plain)
     assert torch.equal(residual, kept)
+    agrees("silu_mul", dtype, table["silu_mul"](x.clone()), OPS["silu_mul"].plain(x))
     angles = torch.rand(50, 8) * 6
     positions = torch.randint(0, 50, (rows,))
     packed = torch.randn(rows, 5, 24).to(kind)
@@ -211,6 +212,12 @@ def test_ops_agree_with_the_plain_versions(dtype: str, rows: int) -> None:
         agrees("rope", dtype, found, OPS["rope"].plain(heads, positions, lookup))
 
 
+def test_float32_rows_take_a_narrower_weight() -> None:
+    x, weight = torch.randn(3, 48), torch.randn(48).bfloat16()
+    found = ops_table("bfloat16")["rms_norm"](x, weight, 1e-5)
+    agrees("rms_norm", "float32", found, OPS["rms_norm"].plain(x, weight, 1e-5))
+
+
 def test_a_row_does_not_depend_on_its_mates() -> None:
     table = ops_table("float32")
     x, residual, weight = torch.randn(65, 576), torch.randn(65, 576), torch.randn(576)
@@ -220,6 +227,7 @@ def test_a_row_does_not_depend_on_its_mates() -> None:
         table["rms_norm"](x, weight, 1e-5),
         table["add_rms_norm"](x.clone(), residual, weight, 1e-5)[0],
         table["rope"](heads.clone(), torch.arange(65), lookup),
+        table["silu_mul"](x.clone()),
     )
     for row in (0, 31, 64):
         one = slice(row, row + 1)
@@ -227,6 +235,7 @@ def test_a_row_does_not_depend_on_its_mates() -> None:
             table["rms_norm"](x[one], weight, 1e-5),
             table["add_rms_norm"](x[one].clone(), residual[one], weight, 1e-5)[0],
             table["rope"](heads[one].clone(), torch.arange(65)[one], lookup),
+            table["silu_mul"](x[one].clone()),
         )
         for some, whole in zip(alone, together, strict=True):
             assert torch.equal(some[0], whole[row])

@@ -40,6 +40,7 @@ class Case:
         block_size: int = 4,
         dtype: torch.dtype = torch.float32,
         kv_dtype: torch.dtype | None = None,
+        compute_dtype: torch.dtype | None = None,
         ordered: bool = False,
         seed: int = 0,
     ) -> None:
@@ -51,7 +52,8 @@ class Case:
         self.layer = AttentionLayer(heads, kv_heads, dim, 0.7 / math.sqrt(dim))
         tokens = sum(count for count, _ in rows)
         group = KVGroup(0, spec, block_size, ("0.attention",))
-        ctx = AttentionContext(group, dtype, CPU, max(len(rows), 1), max(tokens, 1))
+        most = max(len(rows), 1), max(tokens, 1)
+        ctx = AttentionContext(group, compute_dtype or dtype, CPU, *most)
         self.kernel = TorchKernel(ctx)
         self.ctx = ctx
         lists = self._blocks(block_size, ordered, draw)
@@ -175,6 +177,20 @@ def test_half_precision_stays_within_its_rounding(dtype: torch.dtype) -> None:
 
 def test_a_cache_of_another_dtype_is_converted_on_the_way() -> None:
     Case(ROWS["prefill and decode mixed"], kv_dtype=torch.bfloat16).check(2e-2)
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["scattered", "ordered"])
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_queries_may_be_wider_than_the_compute_dtype(
+    rows: list[tuple[int, int]], ordered: bool
+) -> None:
+    narrow = {"kv_dtype": torch.bfloat16, "compute_dtype": torch.bfloat16}
+    Case(rows, **narrow, ordered=ordered).check(2e-2)
+
+
+def test_wide_queries_of_a_prompt_are_not_rounded() -> None:
+    narrow = {"kv_dtype": torch.bfloat16, "compute_dtype": torch.bfloat16}
+    Case([(TILE + 1, TILE + 9)], **narrow).check(1e-5)
 
 
 @settings(max_examples=40, deadline=None)

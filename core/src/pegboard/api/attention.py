@@ -78,7 +78,11 @@ class AttentionBackend:
 
 @attrs.frozen
 class AttentionContext:
-    """What a kernel is built from: its group, the dtype of queries, the device."""
+    """What a kernel is built from: its group, the compute dtype, the device.
+
+    Queries, new keys and new values come in the compute dtype; on a CPU they may be float32 in a
+    bfloat16 run. The result has the dtype of the queries.
+    """
 
     group: KVGroup
     dtype: torch.dtype

@@ -139,12 +139,17 @@ class LinearMethod(Protocol):
     def apply(self, params: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
         """``x [rows, in] -> [rows, sum(part_sizes)]`` in the dtype of `x`, without bias.
 
-        Logits (of a head or a tied embedding) may be float32 whatever the dtype of `x`.
+        `x` has the compute dtype, or is float32 where a `lookup` gave that. Logits (of a head or a
+        tied embedding) may be float32 whatever the dtype of `x`.
         """
         ...
 
     def lookup(self, params: Mapping[str, Any], ids: torch.Tensor) -> torch.Tensor:
-        """Rows of an embedding: ``ids [n] -> [n, in]`` in the compute dtype."""
+        """Rows of an embedding: ``ids [n] -> [n, in]`` in the compute dtype.
+
+        May be float32 on a CPU, where many processors have no units for narrower types: all
+        activations of the step are float32 then, and every layer gives what it is given.
+        """
         ...
 
     def dequantise(self, params: Mapping[str, Any]) -> torch.Tensor:

@@ -109,6 +109,7 @@ def build_core(
     executor.load()
     groups = form_groups(executor.kv_slots(), config.block_size)
     profile = executor.profile()
+    release_free_memory()
     cache = size_cache(
         groups, config, profile.cache_bytes(config.gpu_memory_utilization), max_model_len
     )

@@ -41,7 +41,8 @@ class Op:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """``x / sqrt(mean(x²) + eps) * weight`` over the last axis; ``x [..., H]``, ``weight [H]``.
+    """``x / sqrt(mean(x²) + eps) * weight`` over the last axis; ``x [..., H]``, ``weight [H]`` in
+    the dtype of `x` or a narrower one.
 
     The quotient is computed in float32 and rounded to the dtype of `x` before the product. Source:
     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.

@@ -43,7 +43,8 @@ class PlainMethod:
         return {"weight": parts[0] if len(parts) == 1 else torch.cat(tuple(parts))}
 
     def apply(self, params: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, params["weight"])
+        weight: torch.Tensor = params["weight"]
+        return F.linear(x.to(weight.dtype), weight).to(x.dtype)
 
     def lookup(self, params: Mapping[str, Any], ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, params["weight"])

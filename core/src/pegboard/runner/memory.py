@@ -14,7 +14,7 @@ from pegboard.runner.slots import Limits
 
 __all__ = ["peak_bytes", "step_peak"]
 
-SMALL_STEP = 128
+SMALL_STEP = 32
 """Tokens up to which a step is run whole where speed matters."""
 
 

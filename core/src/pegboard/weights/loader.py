@@ -15,6 +15,7 @@ import torch
 
 from pegboard.api.model import Parallel
 from pegboard.errors import CheckpointError, PluginError
+from pegboard.hostmemory import release_free_memory
 from pegboard.weights.plan import (
     FLOATS,
     LeafPlan,
@@ -32,6 +33,9 @@ Progress = Callable[[int, int], None]
 """``(bytes done, bytes in all)``; called after each layer, the last time with both equal."""
 
 _TILE_BYTES = 32 * 1024 * 1024
+_RELEASE_BYTES = 4 * 1024 * 1024
+"""What was read between two releases of freed memory: the C library would keep the host's copies
+resident beside the weights."""
 _DUMMY_RANGE = 1e-3
 _DUMMY_SEED = 1234
 
@@ -51,11 +55,14 @@ def load_weights(
     declares. Raises `CheckpointError` naming file and tensor.
     """
     plan = plan_load(model, resolved, parallel)
-    total, done = plan.total_bytes, 0
+    total, done, released = plan.total_bytes, 0, 0
     for leaf in plan.leaves:
         if leaf.pieces:
             _fill(leaf, lambda piece: _read(piece, device))
         done += sum(map(stored_bytes, leaf.pieces))
+        if done - released >= _RELEASE_BYTES or done == total > released:
+            release_free_memory()
+            released = done
         if progress is not None and leaf.pieces:
             progress(done, total)
     return plan.skipped

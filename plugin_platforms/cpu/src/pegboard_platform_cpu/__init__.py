@@ -32,5 +32,5 @@ def pegboard_ops() -> tuple[OpVersion, ...]:
             platforms=("cpu",),
             batch_invariant=True,
         )
-        for op in ("add_rms_norm", "rms_norm", "rope")
+        for op in ("add_rms_norm", "rms_norm", "rope", "silu_mul")
     )

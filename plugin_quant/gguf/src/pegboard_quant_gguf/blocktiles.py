@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from pegboard_quant_gguf.kernels import Params, walk_tiles
+from pegboard_quant_gguf.kernels import Params, multiply_into, walk_tiles
 from pegboard_quant_gguf.types import TYPES_BY_NAME
 from pegboard_quant_gguf.unpack import unpack
 
@@ -36,14 +36,11 @@ class BlockTiles:
     def multiply(self, params: Params, x: torch.Tensor, outputs: int) -> torch.Tensor:
         wide, out = x.float(), x.new_empty(x.shape[0], outputs)
         scratch: torch.Tensor | None = None
-        for start, stop, tile in walk_tiles(x.shape[1], outputs, _STEP, x.device):
+        for start, stop, tile in walk_tiles(x, outputs, _STEP):
             if scratch is None:  # the first tile is the largest
                 scratch = torch.empty(2 * tile.numel(), dtype=torch.uint8, device=x.device)
             self._fill(params["blocks"][:, :, start:stop], tile, scratch)
-            if out.dtype == torch.float32:
-                torch.mm(wide, tile, out=out[:, start:stop])
-            else:
-                out[:, start:stop] = torch.mm(wide, tile)
+            multiply_into(out[:, start:stop], wide, tile)
         return out
 
     def rows(self, params: Params, ids: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,8 @@ times more)::
            scale, low float16 [inputs / 32, outputs]
 
 A tile is ``float32 [inputs, width]``; all rows of a batch use it before the next one is made. The
-sizes below are measured: tiles of a million elements stay in the last-level cache and make the
-passes long enough.
+sizes below are measured. With many rows the product is most of the work and wants wide tiles; with
+few rows the passes over the tile are, and a smaller one keeps them closer to the processor.
 """
 
 from __future__ import annotations
@@ -25,9 +25,20 @@ from torch.nn.functional import embedding, linear
 
 from pegboard_quant_gguf.dequant import dequantise_rows, split_blocks
 
-__all__ = ["Kernel", "NibbleTiles", "PlainRows", "RawRows", "SignedTiles", "walk_tiles"]
+__all__ = [
+    "Kernel",
+    "NibbleTiles",
+    "PlainRows",
+    "RawRows",
+    "SignedTiles",
+    "multiply_into",
+    "walk_tiles",
+]
 
-TILE_ELEMENTS = 1 << 20
+TILE_ELEMENTS = 1 << 19
+FEW_ROWS_ELEMENTS = 1 << 18
+"""Of a tile for at most `FEW_ROWS` rows."""
+FEW_ROWS = 64
 BLOCK = 32
 
 Params = Mapping[str, torch.Tensor]
@@ -53,27 +64,35 @@ class Kernel(Protocol):
         ...
 
 
-def tile_width(inputs: int, outputs: int, step: int) -> int:
-    """Outputs per tile: as many equal tiles as `TILE_ELEMENTS` asks for, a multiple of `step`
-    wide."""
-    tiles = ceil(inputs * outputs / TILE_ELEMENTS)
+def tile_width(rows: int, inputs: int, outputs: int, step: int) -> int:
+    """Outputs per tile for a batch of `rows`: equal tiles, a multiple of `step` wide, as many as
+    the size above asks for."""
+    most = min(TILE_ELEMENTS, FEW_ROWS_ELEMENTS) if rows <= FEW_ROWS else TILE_ELEMENTS
+    tiles = ceil(inputs * outputs / most)
     return ceil(outputs / tiles / step) * step
 
 
 def walk_tiles(
-    inputs: int,
-    outputs: int,
-    step: int,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
+    x: torch.Tensor, outputs: int, step: int, dtype: torch.dtype = torch.float32
 ) -> Iterator[Tile]:
-    """Tiles that cover all outputs, one after the other in the same memory; widths are multiples
-    of `step`."""
-    width = tile_width(inputs, outputs, step)
-    buffer = torch.empty(inputs * min(width, outputs), device=device, dtype=dtype)
+    """Tiles of the weight that ``x [rows, inputs]`` is multiplied with.
+
+    They cover all outputs, one after the other in the same memory; widths are multiples of `step`.
+    """
+    rows, inputs = x.shape
+    width = tile_width(rows, inputs, outputs, step)
+    buffer = torch.empty(inputs * min(width, outputs), device=x.device, dtype=dtype)
     for start in range(0, outputs, width):
         stop = min(start + width, outputs)
         yield start, stop, buffer[: inputs * (stop - start)].view(inputs, stop - start)
+
+
+def multiply_into(out: torch.Tensor, x: torch.Tensor, tile: torch.Tensor) -> None:
+    """``out[...] = x @ tile``, without a copy where `out` has the dtype of the product."""
+    if out.dtype == x.dtype:
+        torch.mm(x, tile, out=out)
+    else:
+        out.copy_(torch.mm(x, tile))
 
 
 class _TransposedTiles:
@@ -81,12 +100,9 @@ class _TransposedTiles:
 
     def multiply(self, params: Params, x: torch.Tensor, outputs: int) -> torch.Tensor:
         wide, out = x.float(), x.new_empty(x.shape[0], outputs)
-        for start, stop, tile in walk_tiles(x.shape[1], outputs, 16, x.device):
+        for start, stop, tile in walk_tiles(x, outputs, 16):
             self._fill(params, start, stop, tile)
-            if out.dtype == torch.float32:
-                torch.mm(wide, tile, out=out[:, start:stop])
-            else:
-                out[:, start:stop] = torch.mm(wide, tile)
+            multiply_into(out[:, start:stop], wide, tile)
         return out
 
     def _fill(self, params: Params, start: int, stop: int, tile: torch.Tensor) -> None:
@@ -130,12 +146,12 @@ class NibbleTiles(_TransposedTiles):
         codes = params["codes"][:, start:stop]
         scale = _stretch(params["scale"][:, start:stop])
         low = _stretch(params["low"][:, start:stop]) if "low" in params else scale * -8.0
-        halves = tile.unflatten(0, (scale.shape[0], 2, BLOCK // 2))
-        part = torch.bitwise_and(codes, 15)
-        halves[:, 0].copy_(part.view_as(halves[:, 0]))
-        torch.bitwise_right_shift(codes, 4, out=part)
-        halves[:, 1].copy_(part.view_as(halves[:, 0]))
-        blocks = tile.unflatten(0, (scale.shape[0], BLOCK))
+        # Apart as bytes first: one conversion then runs over the whole tile.
+        apart = codes.new_empty(scale.shape[0], 2, BLOCK // 2, stop - start)
+        codes = codes.unflatten(0, (scale.shape[0], BLOCK // 2))
+        torch.bitwise_and(codes, 15, out=apart[:, 0])
+        torch.bitwise_right_shift(codes, 4, out=apart[:, 1])
+        blocks = tile.unflatten(0, (scale.shape[0], BLOCK)).copy_(apart.flatten(1, 2))
         torch.addcmul(low, blocks, scale, out=blocks)
 
 
@@ -185,7 +201,8 @@ class PlainRows:
         return {"weight": raw.contiguous()}
 
     def multiply(self, params: Params, x: torch.Tensor, outputs: int) -> torch.Tensor:
-        return linear(x, params["weight"].to(x.dtype))
+        weight = params["weight"]
+        return linear(x.to(weight.dtype), weight).to(x.dtype)
 
     def rows(self, params: Params, ids: torch.Tensor) -> torch.Tensor:
         return embedding(ids, params["weight"]).float()

@@ -2,8 +2,8 @@
 
 ``torch._weight_int4pack_mm_for_cpu`` computes with ``(code - 8) * scale + zero`` per group of 32
 inputs, which a Q4_1 block is with ``scale = d`` and ``zero = m + 8 d``, and a Q4_0 block with
-``zero = 0``. Scales and zeros are rounded to bfloat16 (relative error 2^-9), activations are
-bfloat16, sums are float32.
+``zero = 0``. Scales and zeros are rounded to bfloat16 (relative error 2^-9), the kernel's inputs
+and outputs too, sums are float32.
 
 The kernel's cost grows with every row, so from `FEW_ROWS` rows on the same packed weights are
 unpacked by tile. For that their layout must be known; it depends on the CPU and is read off a small
@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 
 from pegboard_quant_gguf.dequant import split_blocks
-from pegboard_quant_gguf.kernels import BLOCK, NibbleTiles, Params, walk_tiles
+from pegboard_quant_gguf.kernels import BLOCK, NibbleTiles, Params, multiply_into, walk_tiles
 
 __all__ = ["FEW_ROWS", "PackedNibbles", "has_bfloat16_units", "packed_width"]
 
@@ -90,11 +90,12 @@ class PackedNibbles:
     def multiply(self, params: Params, x: torch.Tensor, outputs: int) -> torch.Tensor:
         if "packed" not in params:
             return self._tiles.multiply(params, x, outputs)
-        if x.shape[0] > FEW_ROWS or x.dtype != torch.bfloat16:
+        if x.shape[0] > FEW_ROWS:
             return self._multiply_many(params, x)[:, :outputs]
-        return torch._weight_int4pack_mm_for_cpu(
-            x.contiguous(), params["packed"], BLOCK, params["scales"]
-        )[:, :outputs]
+        product = torch._weight_int4pack_mm_for_cpu(
+            x.to(torch.bfloat16).contiguous(), params["packed"], BLOCK, params["scales"]
+        )
+        return product[:, :outputs].to(x.dtype)
 
     def rows(self, params: Params, ids: torch.Tensor) -> torch.Tensor:
         if "packed" not in params:
@@ -111,9 +112,9 @@ class PackedNibbles:
     def _multiply_many(self, params: Params, x: torch.Tensor) -> torch.Tensor:
         wide, outputs = x.to(self._many), params["packed"].shape[0]
         out = x.new_empty(x.shape[0], outputs)
-        for start, stop, tile in walk_tiles(x.shape[1], outputs, PAD, x.device, self._many):
+        for start, stop, tile in walk_tiles(x, outputs, PAD, self._many):
             self._fill(params, start, stop, tile)
-            out[:, start:stop] = torch.mm(wide, tile)
+            multiply_into(out[:, start:stop], wide, tile)
         return out
 
     def _fill(self, params: Params, start: int, stop: int, tile: torch.Tensor) -> None:
@@ -122,15 +123,26 @@ class PackedNibbles:
         Codes less 8, scales and zeros are exact in bfloat16 too; only the values are rounded.
         """
         inputs, half = tile.shape[0], self._width // 2
-        # 16 bytes move as one element, which makes the transposition cheap.
+        # 16 bytes move as one element, which makes the transposition cheap; each goes to the place
+        # of its low and to that of its high codes. High codes stay where they are in their byte,
+        # that is, times 16, and their scales are divided by it: a power of two costs no digit.
         packed = params["packed"][start:stop].view(-1, inputs, half).view(torch.complex128)
-        codes = packed.transpose(0, 1).contiguous().view(torch.uint8).view(inputs, -1)
-        low, high = tile.view(inputs, -1, 2, half).unbind(2)
-        low.copy_((codes & 15).view(torch.int8).sub_(8).view_as(low))
-        high.copy_((codes >> 4).view(torch.int8).sub_(8).view_as(high))
-        scale, zero = params["scales"][:, start:stop].to(tile.dtype).permute(2, 0, 1).unsqueeze(2)
+        twice = packed.new_empty(inputs, packed.shape[0], 2, packed.shape[2])
+        twice[:, :, 0] = twice[:, :, 1] = packed.transpose(0, 1)
+        words = twice.view(torch.int64).view(inputs, -1)
+        words.bitwise_and_(_halves(0x0F, 0xF0, half, stop - start).view(torch.int64))
+        eights = _halves(8, 8 << 4, half, stop - start)
+        tile.copy_(words.view(torch.uint8).sub_(eights).view(torch.int8))
+        scale, zero = (part.to(tile.dtype) for part in params["scales"][:, start:stop].unbind(2))
+        scale.unflatten(1, (-1, 2, half))[:, :, 1].div_(16)
         blocks = tile.view(-1, BLOCK, stop - start)
-        torch.addcmul(zero, blocks, scale, out=blocks)
+        torch.addcmul(zero.unsqueeze(1), blocks, scale.unsqueeze(1), out=blocks)
+
+
+def _halves(low: int, high: int, half: int, length: int) -> torch.Tensor:
+    """``uint8 [length]``: `half` times `low`, then as many times `high`, and so on."""
+    pattern = bytes([low]) * half + bytes([high]) * half
+    return torch.frombuffer(bytearray(pattern * (length // len(pattern))), dtype=torch.uint8)
 
 
 def _pack(codes: torch.Tensor) -> torch.Tensor:

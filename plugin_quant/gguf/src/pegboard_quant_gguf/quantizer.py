@@ -180,10 +180,16 @@ class GgufMethod:
         return products[0] if len(products) == 1 else torch.cat(products, dim=1)
 
     def lookup(self, params: Mapping[str, Any], ids: torch.Tensor) -> torch.Tensor:
-        """Rows of an embedding ``ids [n] -> [n, in]`` in the compute dtype; only these rows are
-        dequantised."""
+        """Rows of an embedding ``ids [n] -> [n, in]``; only these rows are dequantised.
+
+        In the compute dtype, or in float32 for bfloat16 on a CPU: most have no units for it, there
+        float32 activations are faster, and everywhere they are more accurate.
+        """
         (run,) = self._runs
-        return run.kernel.rows(run.own(params), ids).to(getattr(torch, self._dtype))
+        rows = run.kernel.rows(run.own(params), ids)
+        if self._dtype == "bfloat16" and rows.device.type == "cpu":
+            return rows
+        return rows.to(getattr(torch, self._dtype))
 
     def dequantise(self, params: Mapping[str, Any]) -> torch.Tensor:
         """The whole weight as ``float32 [sum(part_sizes), in]``."""

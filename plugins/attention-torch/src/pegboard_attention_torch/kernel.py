@@ -3,6 +3,10 @@
 The query heads that share a key head are folded into one axis: ``[kv head, group, queries, dim]``
 against keys that are expanded, not copied. Scores with a soft cap, which SDPA does not have, are
 computed step by step in float32.
+
+Queries may be float32 in a run whose compute dtype is narrower. Rows with several are then computed
+in float32; for a decode row, converting its past would cost more than attending to it, so that is
+computed in the compute dtype.
 """
 
 from __future__ import annotations
@@ -46,10 +50,10 @@ class TorchKernel:
         metadata: StepMetadata,
     ) -> torch.Tensor:
         store = Store(kv)
-        store.write(metadata.slots, inputs.key, inputs.value)
+        store.write(metadata.slots, metadata.place, inputs.key, inputs.value)
         query = inputs.query.unflatten(1, (layer.kv_heads, -1))
         out = torch.zeros_like(query, memory_format=torch.contiguous_format)
-        call = _Call(query, store, layer, out)
+        call = _Call(query, store, layer, self._ctx.dtype, out)
         for pack in metadata.packs:
             _attend_pack(call, pack)
         for row in metadata.rows:
@@ -68,6 +72,8 @@ class _Call:
     """[T, kv heads, group, dim]"""
     store: Store
     layer: AttentionLayer
+    dtype: torch.dtype
+    """For decode rows."""
     out: torch.Tensor
     """As `query`."""
 
@@ -105,19 +111,22 @@ def _attend_capped(
 
 def _attend_one(call: _Call, row: Row) -> None:
     """A decode row: the query group takes the place of query tokens."""
-    keys, values = call.store.row(row, call.query.dtype).unbind(0)
-    grouped = call.query[row.first].unsqueeze(1)
+    keys, values = call.store.row(row, call.dtype).unbind(0)
+    grouped = call.query[row.first].unsqueeze(1).to(call.dtype)
     call.out[row.first] = call.attend(grouped, keys, values).squeeze(1)
 
 
 def _attend_tiles(call: _Call, row: Row, metadata: StepMetadata) -> None:
     """A row with several queries: tile by tile, each against the keys that its queries see."""
-    keys, values = call.store.row(row, call.query.dtype).unbind(0)
+    dtype = call.query.dtype
+    keys, values = call.store.row(row, dtype).unbind(0)
+    assert metadata.band is not None
+    band = metadata.band.to(dtype)
     attend = _attend_tile if call.layer.soft_cap is None else _attend_folded_tile
     for tile in row.tiles:
         seen = slice(tile.begin - row.begin, tile.position + tile.count - row.begin)
         where = slice(tile.first, tile.first + tile.count)
-        mask = metadata.mask(tile)
+        mask = metadata.mask(band, tile)
         call.out[where] = attend(call, tile, keys[:, :, seen], values[:, :, seen], mask)
 
 
@@ -145,6 +154,7 @@ def _attend_folded_tile(
 
 def _attend_pack(call: _Call, pack: Pack) -> None:
     """Many decode rows at once, padded to the longest."""
-    keys, values = call.store.pack(pack, call.query.dtype)
-    grouped = call.query.index_select(0, pack.queries)
-    call.out.index_copy_(0, pack.queries, call.attend(grouped, keys, values, pack.mask))
+    keys, values = call.store.pack(pack, call.dtype)
+    grouped = call.query.index_select(0, pack.queries).to(call.dtype)
+    found = call.attend(grouped, keys, values, pack.mask)
+    call.out.index_copy_(0, pack.queries, found.to(call.out.dtype))

@@ -100,12 +100,13 @@ class StepMetadata:
     is columns ``deepest - depth`` onwards: one tensor serves every tile of the step."""
     deepest: int
     """Largest depth of a tile."""
+    place: int | None
+    """Token place of the step's first key, if all of them follow one another."""
 
-    def mask(self, tile: Tile) -> torch.Tensor:
-        """``[count, depth + count]``: what the queries of a tile may see; a view."""
-        assert self.band is not None
+    def mask(self, band: torch.Tensor, tile: Tile) -> torch.Tensor:
+        """``[count, depth + count]``: what the queries of a tile may see; a view of `band`."""
         shift = self.deepest - tile.depth
-        return self.band[: tile.count, shift : shift + tile.depth + tile.count]
+        return band[: tile.count, shift : shift + tile.depth + tile.count]
 
 
 def first_seen(spec: KVSpec, position: int) -> int:
@@ -141,7 +142,8 @@ class _Planner:
         packs = tuple(self._pack(members) for members in packed)
         deepest = max((tile.depth for row in rows for tile in row.tiles), default=None)
         band = None if deepest is None else self._band(deepest)
-        return StepMetadata(self._step.slots, rows, packs, band, deepest or 0)
+        place = _place(rows, packs)
+        return StepMetadata(self._step.slots, rows, packs, band, deepest or 0, place)
 
     def _seen(self, r: int) -> int:
         """Tokens that row `r` reads."""
@@ -218,3 +220,12 @@ class _Planner:
         if isinstance(self._spec, SlidingWindowSpec):
             band += closed().tril_(deepest - self._spec.window)
         return band
+
+
+def _place(rows: tuple[Row, ...], packs: tuple[Pack, ...]) -> int | None:
+    """Where a step of one row writes, if its blocks follow one another."""
+    if len(rows) != 1 or packs or rows[0].start is None:
+        return None
+    row = rows[0]
+    assert row.start is not None
+    return row.start + (row.length - row.count) - row.begin

@@ -28,8 +28,15 @@ class Store:
         """[2, token places, kv heads, dim]: the same storage, where it is one."""
         self._size = self._blocks.shape[2]
 
-    def write(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store ``key`` and ``value [T, kv heads, dim]`` at the token places ``slots [T]``."""
+    def write(
+        self, slots: torch.Tensor, place: int | None, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """Store ``key`` and ``value [T, kv heads, dim]`` at the token places ``slots [T]``, which
+        follow one another from `place` on unless that is None."""
+        if place is not None and self._tokens is not None:
+            places = slice(place, place + key.shape[0])
+            self._tokens[0, places], self._tokens[1, places] = key, value
+            return
         for side, new in enumerate((key, value)):
             rounded = new.to(self._blocks.dtype)
             if self._tokens is not None:
