@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pegboard.api.attention import AttentionBackend
     from pegboard.api.checkpoint import CheckpointSource
     from pegboard.api.command import Command
+    from pegboard.api.connector import KVConnector
     from pegboard.api.context import PluginContext
     from pegboard.api.model import ModelFamily
     from pegboard.api.ops import OpVersion
@@ -42,6 +43,7 @@ HOOK_SURFACES = {
     "pegboard_attention_backends": "attention",
     "pegboard_checkpoint_sources": "checkpoint",
     "pegboard_commands": "command",
+    "pegboard_connectors": "connector",
     "pegboard_model_families": "model",
     "pegboard_ops": "ops",
     "pegboard_platforms": "platform",
@@ -77,6 +79,11 @@ class Hooks:
     @hookspec
     def pegboard_platforms(self, ctx: PluginContext) -> Iterable[Platform]:
         """Devices."""
+        return ()
+
+    @hookspec
+    def pegboard_connectors(self, ctx: PluginContext) -> Iterable[KVConnector]:
+        """Ways for keys and values to come from outside and go outside."""
         return ()
 
     @hookspec

@@ -16,6 +16,7 @@ _WORDS = MappingProxyType(
     {
         "attention": "attention backend",
         "checkpoint": "checkpoint source",
+        "connector": "KV connector",
         "model": "model family",
         "ops": "op version",
         "quant": "quantisation format",
