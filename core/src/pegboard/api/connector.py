@@ -80,14 +80,14 @@ __all__ = [
     "Now",
     "Pending",
     "Piece",
-    "SchedulerContext",
     "SchedulerHalf",
+    "SchedulerHalfContext",
     "StepOrder",
     "StepView",
     "StoreEvent",
     "TransferReport",
-    "WorkerContext",
     "WorkerHalf",
+    "WorkerHalfContext",
 ]
 
 
@@ -111,8 +111,8 @@ class ConnectorAbilities:
 class KVConnector:
     """Descriptor.
 
-    `scheduler` refers to ``(ctx: SchedulerContext) -> SchedulerHalf`` and must not import torch,
-    `worker` refers to ``(ctx: WorkerContext) -> WorkerHalf``. Both should refuse a bad
+    `scheduler` refers to ``(ctx: SchedulerHalfContext) -> SchedulerHalf`` and must not import torch,
+    `worker` refers to ``(ctx: WorkerHalfContext) -> WorkerHalf``. Both should refuse a bad
     ``ctx.config.kv_connector_extra_config`` with a `ConfigError`.
     """
 
@@ -127,7 +127,7 @@ class KVConnector:
 
 
 @attrs.frozen(eq=False)
-class SchedulerContext:
+class SchedulerHalfContext:
     """What a scheduler half is built from."""
 
     config: KVTransferConfig
@@ -153,16 +153,16 @@ class SchedulerContext:
 
 
 @attrs.frozen(eq=False)
-class WorkerContext:
+class WorkerHalfContext:
     """What a worker half is built from."""
 
     config: KVTransferConfig
     identity: Mapping[str, Any]
-    """As in `SchedulerContext`."""
+    """As in `SchedulerHalfContext`."""
     rank: int
     ranks: int
     connector: Callable[[KVTransferConfig], WorkerHalf]
-    """Builds the worker half of another connector as a child; raises as in `SchedulerContext`."""
+    """Builds the worker half of another connector as a child; raises as in `SchedulerHalfContext`."""
 
 
 class SchedulerHalf:
