@@ -111,8 +111,8 @@ class ConnectorAbilities:
 class KVConnector:
     """Descriptor.
 
-    `scheduler` refers to ``(ctx: SchedulerHalfContext) -> SchedulerHalf`` and must not import torch,
-    `worker` refers to ``(ctx: WorkerHalfContext) -> WorkerHalf``. Both should refuse a bad
+    `scheduler` refers to ``(ctx: SchedulerHalfContext) -> SchedulerHalf`` and must not import
+    torch, `worker` refers to ``(ctx: WorkerHalfContext) -> WorkerHalf``. Both should refuse a bad
     ``ctx.config.kv_connector_extra_config`` with a `ConfigError`.
     """
 
@@ -162,7 +162,7 @@ class WorkerHalfContext:
     rank: int
     ranks: int
     connector: Callable[[KVTransferConfig], WorkerHalf]
-    """Builds the worker half of another connector as a child; raises as in `SchedulerHalfContext`."""
+    """Builds the worker half of another connector as a child; raises as the scheduler's does."""
 
 
 class SchedulerHalf:
@@ -187,7 +187,8 @@ class SchedulerHalf:
     def step(self, view: StepView) -> StepOrder:
         """What the workers shall do in this step.
 
-        Called for every step that has rows, and for steps without rows while transfers go on.
+        Called for every step that has rows, and for steps without rows while transfers go on or a
+        match is pending.
         """
         return StepOrder()
 
@@ -199,7 +200,8 @@ class SchedulerHalf:
         """What the workers told after a step, merged over ranks."""
 
     def events(self) -> Sequence[StoreEvent]:
-        """What came to or left the outside store since the last call."""
+        """What came to or left the outside store since the last call. Nobody may ever ask, so at
+        most some thousands are worth keeping, the youngest."""
         return ()
 
     def stats(self) -> Mapping[str, float]:

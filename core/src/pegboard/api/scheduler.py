@@ -22,6 +22,10 @@ class CacheStats(msgspec.Struct):
     queried_tokens: int = 0
     hit_tokens: int = 0
     evicted_blocks: int = 0
+    external_queried_tokens: int = 0
+    """Prompt tokens that a KV connector was asked for, those of the own cache left out."""
+    external_hit_tokens: int = 0
+    """Of these, those that were loaded."""
 
 
 class SchedulerStats(msgspec.Struct):
@@ -33,6 +37,8 @@ class SchedulerStats(msgspec.Struct):
     total_blocks: int = 0
     preemptions: int = 0
     cache: CacheStats = msgspec.field(default_factory=CacheStats)
+    connector: dict[str, float] = msgspec.field(default_factory=dict)
+    """What the KV connector counts, by its own names."""
 
 
 class Scheduler(Protocol):
@@ -57,7 +63,8 @@ class Scheduler(Protocol):
         ...
 
     def plan(self) -> StepPlan:
-        """The next step. May be empty of rows; such a plan changes nothing and needs no update."""
+        """The next step. May be empty of rows; if it is idle too (`StepPlan.idle`), it changes
+        nothing and needs no update."""
         ...
 
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:

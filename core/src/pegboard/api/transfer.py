@@ -74,8 +74,8 @@ class Match(msgspec.Struct, frozen=True):
     """Leading tokens that this engine's own cache has."""
     limit: int
     """Most leading tokens that the request may begin with, a multiple of the border
-    (`SchedulerHalfContext.border`) and below its length: at least the last token is always computed.
-    A prompt of 32 tokens in blocks of 16 has a limit of 16, one of 33 a limit of 32."""
+    (`SchedulerHalfContext.border`) and below its length, for at least the last token is always
+    computed. A prompt of 32 tokens in blocks of 16 has a limit of 16, one of 33 a limit of 32."""
 
 
 class Pending(msgspec.Struct, frozen=True):

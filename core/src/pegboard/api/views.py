@@ -56,8 +56,11 @@ class EngineOutput(msgspec.Struct):
     prompt_logprobs: Any | None = None
     """`PromptLogprobs` of this step's chunk."""
     cached_tokens: int = 0
-    """Prompt tokens that came from the prefix cache."""
+    """Prompt tokens that came from the prefix cache or from outside."""
     error: str | None = None
+    kv_transfer: dict[str, Any] | None = None
+    """What the KV connector says of the blocks that it keeps (`Keep.params`), with the last
+    output."""
 
 
 class RequestView(msgspec.Struct, frozen=True):

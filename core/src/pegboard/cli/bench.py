@@ -41,6 +41,9 @@ def latency(
     attention_backend: Annotated[
         str | None, typer.Option(help="Default: the best one that serves the model.")
     ] = None,
+    kv_transfer_config: Annotated[
+        str | None, typer.Option(help="The KV connector and its settings, a JSON object.")
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="Engine settings, name=value.")
     ] = None,
@@ -61,6 +64,7 @@ def latency(
         "dtype": dtype,
         "platform": platform,
         "attention_backend": attention_backend,
+        "kv_transfer_config": kv_transfer_config,
         "max_model_len": input_len + output_len,
         "max_num_seqs": max(batch_size, 8),
         **engine_options(option or []),

@@ -46,6 +46,9 @@ def run(
     attention_backend: Annotated[
         str | None, typer.Option(help="Default: the best one that serves the model.")
     ] = None,
+    kv_transfer_config: Annotated[
+        str | None, typer.Option(help="The KV connector and its settings, a JSON object.")
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="Further engine settings, name=value."),
@@ -62,6 +65,7 @@ def run(
         "max_model_len": max_model_len,
         "platform": platform,
         "attention_backend": attention_backend,
+        "kv_transfer_config": kv_transfer_config,
         **engine_options(option or []),
     }
     text = sys.stdin.read() if prompt == "-" else prompt

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from pegboard.api.transfer_config import KVTransferConfig
 from pegboard.errors import ConfigError
 
 __all__ = ["EngineConfig"]
@@ -73,6 +74,11 @@ def _dtype_name(value: Any) -> Any:
     return _DTYPE_ALIASES.get(name, name)
 
 
+def _transfer_config(given: Any) -> KVTransferConfig | None:
+    """Accept a mapping or JSON text where a connector's settings are wanted."""
+    return None if given is None else KVTransferConfig.make(given)
+
+
 @attrs.frozen(kw_only=True)
 class EngineConfig:
     """Settings of one engine."""
@@ -117,6 +123,10 @@ class EngineConfig:
     attention_backend: str | None = attrs.field(default=None, validator=_text(optional=True))
     chat_template: str | None = attrs.field(default=None, validator=_text(optional=True))
     """Path or source of a template that replaces the model's, or the name of one of the model's."""
+    kv_transfer_config: KVTransferConfig | None = attrs.field(
+        default=None, converter=_transfer_config
+    )
+    """The KV connector: a mapping or its JSON text. None: no connector."""
     strict_plugins: bool = attrs.field(default=False, validator=_boolean)
 
     @watermark.validator

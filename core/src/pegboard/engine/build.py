@@ -10,9 +10,11 @@ import attrs
 from pegboard.api.descriptor import LazyRef
 from pegboard.api.executor import Executor
 from pegboard.api.kv import KVCacheConfig
+from pegboard.config.connect import require_connector
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.sources import open_tokenizer
+from pegboard.engine.connect import connect
 from pegboard.engine.core import EngineCore
 from pegboard.engine.inputs import InputProcessor
 from pegboard.engine.llm_engine import LLMEngine
@@ -21,6 +23,7 @@ from pegboard.kv.groups import form_groups, size_cache
 from pegboard.logging import get_logger
 from pegboard.plugins import Board, load_plugins
 from pegboard.scheduler import TokenBudgetScheduler
+from pegboard.scheduler.guard import Connected
 from pegboard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -58,10 +61,13 @@ def build_engine(
     """
     board = board or load_plugins(strict=config.strict_plugins)
     model = resolve_model(board, config)
+    if config.kv_transfer_config is not None:  # before any weight is read
+        groups = form_groups(model.facts.kv_slots, config.block_size)
+        require_connector(board, config.kv_transfer_config, groups)
     tokenizer = load_tokenizer(board, config, model)
     release_free_memory()  # before the weights come, so that they can have it
     executor = LOCAL_EXECUTOR.load()(board, config, model, progress=progress)
-    core, cache = build_core(config, executor, model.max_model_len)
+    core, cache = build_core(config, executor, model.max_model_len, board=board)
     release_free_memory()
     inputs = InputProcessor(
         encoder=tokenizer,
@@ -75,9 +81,12 @@ def build_engine(
 
 
 def build_core(
-    config: EngineConfig, executor: Executor, max_model_len: int
+    config: EngineConfig, executor: Executor, max_model_len: int, *, board: Board | None = None
 ) -> tuple[EngineCore, KVCacheConfig]:
-    """Load a model through its executor, decide the cache, and join scheduler and executor."""
+    """Load a model through its executor, decide the cache, and join scheduler and executor.
+
+    `board` is needed if ``config.kv_transfer_config`` names a connector.
+    """
     executor.load()
     groups = form_groups(executor.kv_slots(), config.block_size)
     profile = executor.profile()
@@ -87,8 +96,19 @@ def build_core(
     get_logger("pegboard.engine").info("cache sized", blocks=cache.num_blocks, reason=cache.reason)
     executor.allocate(cache)
     executor.warm_up()
-    scheduler = TokenBudgetScheduler(config, cache)
-    return EngineCore(scheduler, executor), cache
+    connected = _connect(config, executor, cache, board)
+    scheduler = TokenBudgetScheduler(config, cache, connected)
+    return EngineCore(scheduler, executor, connected=connected), cache
+
+
+def _connect(
+    config: EngineConfig, executor: Executor, cache: KVCacheConfig, board: Board | None
+) -> Connected | None:
+    """Join both halves of the KV connector, if one is wanted."""
+    if config.kv_transfer_config is None:
+        return None
+    assert board is not None, "a connector is found on the board"
+    return connect(board, config.kv_transfer_config, cache, executor.connect())
 
 
 def load_tokenizer(board: Board, config: EngineConfig, model: ResolvedModel) -> Tokenizer | None:

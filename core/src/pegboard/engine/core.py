@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pegboard.api.connector import StoreEvent
 from pegboard.api.executor import Executor
 from pegboard.api.scheduler import Scheduler, SchedulerStats
 from pegboard.api.step import LateInputs, StepPlan, StepResult
 from pegboard.api.views import EngineOutput, EngineRequest
+from pegboard.scheduler.guard import Connected
 
 __all__ = ["EngineCore"]
 
@@ -15,9 +17,13 @@ __all__ = ["EngineCore"]
 class EngineCore:
     """Steps the scheduler and the executor. Lives in one thread of one process."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, *, connected: Connected | None = None
+    ) -> None:
+        """`connected` is the KV connector's scheduler half, if there is one; it is closed here."""
         self.scheduler = scheduler
         self.executor = executor
+        self._connected = connected
         self._dropped: list[EngineOutput] = []
         """Outputs of steps that were given up; the next step returns them."""
 
@@ -71,6 +77,12 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         return self.scheduler.reset_prefix_cache()
 
+    def store_events(self) -> list[StoreEvent]:
+        """What came to or left the KV connector's store since the last call."""
+        return [] if self._connected is None else self._connected.events()
+
     def close(self) -> None:
         """Release the device."""
         self.executor.close()
+        if self._connected is not None:
+            self._connected.close()

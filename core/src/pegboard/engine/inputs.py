@@ -22,9 +22,9 @@ __all__ = ["InputProcessor", "Prompt", "TokenisedPrompt"]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": ids}`` with an optional
-``cache_salt``."""
+``cache_salt`` and ``kv_transfer_params``."""
 
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "kv_transfer_params")
 
 
 class _Encoder(Protocol):
@@ -38,6 +38,8 @@ class TokenisedPrompt:
     ids: list[int]
     text: str | None = None
     cache_salt: str | None = None
+    kv_transfer: dict[str, Any] | None = None
+    """For the KV connector."""
 
 
 @attrs.define
@@ -106,6 +108,7 @@ class InputProcessor:
             arrival=time.time() if arrival is None else arrival,
             priority=priority,
             cache_salt=prompt.cache_salt,
+            kv_transfer=prompt.kv_transfer,
         )
         return [first] + [self._child(first, request_id, number) for number in range(1, params.n)]
 
@@ -133,6 +136,15 @@ class InputProcessor:
             raise RequestError(
                 f"cache_salt={salt!r} must be a non-empty string", field="cache_salt"
             )
+        transfer = prompt.get("kv_transfer_params")
+        if transfer is not None and not isinstance(transfer, Mapping):
+            raise RequestError(
+                f"kv_transfer_params={transfer!r} must be a mapping", field="kv_transfer_params"
+            )
+        tokens = self._ids_of(prompt, salt)
+        return tokens if transfer is None else attrs.evolve(tokens, kv_transfer=dict(transfer))
+
+    def _ids_of(self, prompt: Mapping[str, Any], salt: str | None) -> TokenisedPrompt:
         text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
         if ids is not None:
             if isinstance(ids, str) or not isinstance(ids, Iterable):

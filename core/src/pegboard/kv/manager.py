@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import gcd
 
+import msgspec
+
 from pegboard.api.kv import CrossAttentionSpec, KVCacheConfig
 from pegboard.api.scheduler import CacheStats
 from pegboard.api.step import BlockCopy
@@ -27,6 +29,7 @@ from pegboard.kv.blocks import Block, BlockPool, PoolStats
 from pegboard.kv.coordinator import common_beginning, parts_to_lists
 from pegboard.kv.groups import blocks_for, longest_request
 from pegboard.kv.hashing import BlockHasher
+from pegboard.kv.outside import OutsideBlocks
 from pegboard.kv.policies import make_policy
 from pegboard.kv.policy import UNBOUNDED, GroupPolicy
 from pegboard.kv.states import StatePolicy
@@ -66,6 +69,9 @@ class KVManager:
         )
         """Most encoder tokens of a request."""
         self._hasher = BlockHasher(self.prefix_match_unit)
+        unit = self.prefix_match_unit
+        self.outside = OutsideBlocks(self.pool, cache.groups, self._policies, unit, self._hash)
+        """The books of what comes from outside and goes there."""
         self._stats = CacheStats()
         self._none: list[list[int]] = [[] for _ in cache.groups]
 
@@ -302,9 +308,14 @@ class KVManager:
         self._stats.queried_tokens += queried
         self._stats.hit_tokens += hit
 
+    def count_external(self, queried: int, hit: int) -> None:
+        """Count tokens that a connector was asked for, and those that it loaded."""
+        self._stats.external_queried_tokens += queried
+        self._stats.external_hit_tokens += hit
+
     def stats(self) -> CacheStats:
         """A copy of the counts since start or reset."""
-        return CacheStats(self._stats.queried_tokens, self._stats.hit_tokens, self.pool.evicted)
+        return msgspec.structs.replace(self._stats, evicted_blocks=self.pool.evicted)
 
     def usage(self) -> PoolStats:
         """Blocks by state."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -10,6 +11,7 @@ import torch
 from pegboard.api.attention import AttentionBackend, AttentionContext, AttentionKernel
 from pegboard.api.kv import KVGroup, KVLayout
 from pegboard.api.platform import DeviceRuntime, Platform
+from pegboard.config.connect import accepted_layouts, require_connector
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel
 from pegboard.errors import SelectionError
@@ -104,7 +106,16 @@ class _Kernels:
             raise SelectionError(
                 f"attention backend {backend.name} offers no KV layout for {group.spec}"
             )
-        return GroupAttention(backend.name, kernel, layouts[0])
+        where = f"attention backend {backend.name}, for KV group {group.index},"
+        return GroupAttention(backend.name, kernel, self._accepted(layouts, where)[0])
+
+    def _accepted(self, layouts: Sequence[KVLayout], where: str) -> Sequence[KVLayout]:
+        """Those that the KV connector can handle, if there is one."""
+        wanted = self.config.kv_transfer_config
+        if wanted is None:
+            return layouts
+        groups = form_groups(self.model.facts.kv_slots, self.config.block_size)
+        return accepted_layouts(require_connector(self.board, wanted, groups), layouts, where)
 
     def _backends(self) -> Registry[AttentionBackend]:
         name = self.config.attention_backend

@@ -19,6 +19,7 @@ class ArrivalQueue:
     def __init__(self) -> None:
         self._heap: list[int] = []  # orders; those of removed requests stay until they come up
         self._live: dict[int, Request] = {}
+        self._aside: list[int] = []
 
     def __iter__(self) -> Iterator[Request]:
         """All waiting requests, in no particular order."""
@@ -29,6 +30,17 @@ class ArrivalQueue:
         self._live[request.order] = request
         heapq.heappush(self._heap, request.order)
 
+    def arrange(self) -> None:
+        """A step is planned: those set aside are looked at again."""
+        for order in self._aside:
+            heapq.heappush(self._heap, order)
+        self._aside.clear()
+
+    def set_aside(self, request: Request) -> None:
+        """Pass over the request that `peek` gave, until the next step."""
+        assert self.peek() is request, f"{request.request_id!r} is not the next"
+        self._aside.append(heapq.heappop(self._heap))
+
     def peek(self) -> Request | None:
         """The next request to admit."""
         while self._heap and self._heap[0] not in self._live:
@@ -38,3 +50,7 @@ class ArrivalQueue:
     def remove(self, request: Request) -> None:
         """Take out a request, wherever it stands."""
         del self._live[request.order]
+        if request.order in self._aside:  # else it would be listed twice when it is queued again
+            self._aside.remove(request.order)
+        elif self._heap and self._heap[0] == request.order:
+            heapq.heappop(self._heap)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,8 @@ class Status(enum.Enum):
     """In the waiting queue: new, preempted, or a child whose parent's prompt is computed."""
     PARKED = "parked"
     """A child that waits for another request to compute their prompt."""
+    LOADING = "loading"
+    """Waits until its beginning is loaded from outside."""
     RUNNING = "running"
     """Has a slot and blocks."""
     FINISHED = "finished"
@@ -70,6 +73,10 @@ class Request(msgspec.Struct, eq=False):
     """References on the parent's prompt, while waiting."""
     leader: Request | None = None
     """While parked: the request that computes the prompt."""
+    trusted: int = 0
+    """Steps of epochs before this one may have read bad blocks: what they bring is dropped."""
+    kv_params: dict[str, Any] | None = None
+    """Told with the last output: what the KV connector says of the blocks that it keeps."""
 
     @classmethod
     def make(cls, origin: EngineRequest, kv: KVRequest, order: int) -> Request:
@@ -138,6 +145,15 @@ class Request(msgspec.Struct, eq=False):
     def wait(self, fork: Fork | None = None) -> None:
         """Wait in the queue, with references on the prompt if another request computed it."""
         self.status, self.leader, self.fork = Status.WAITING, None, fork
+
+    def load(self) -> None:
+        """Wait for a load."""
+        self.status = Status.LOADING
+
+    def distrust(self) -> None:
+        """Bad blocks were read in this epoch: as `preempt`, and its results are dropped."""
+        self.preempt()
+        self.trusted = self.epoch
 
     def admit(self, slot: int, start: int) -> None:
         """Start running, with `start` tokens computed already."""

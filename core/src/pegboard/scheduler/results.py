@@ -76,4 +76,5 @@ def make_output(
         logprobs=None if logprobs is None else logprobs[: len(taken)],
         prompt_logprobs=scores,
         cached_tokens=request.cached_tokens,
+        kv_transfer=request.kv_params,
     )

@@ -25,8 +25,10 @@ from pegboard.scheduler.admission import check_request
 from pegboard.scheduler.audit import audit
 from pegboard.scheduler.books import Books
 from pegboard.scheduler.draft import Draft, Record
+from pegboard.scheduler.guard import Connected
 from pegboard.scheduler.request import Request, Status
-from pegboard.scheduler.results import LENGTH, make_output, take_scores, take_tokens
+from pegboard.scheduler.results import LENGTH, Ending, make_output, take_scores, take_tokens
+from pegboard.scheduler.transfers import Transfers
 
 __all__ = ["TokenBudgetScheduler"]
 
@@ -34,7 +36,10 @@ __all__ = ["TokenBudgetScheduler"]
 class TokenBudgetScheduler:
     """Implements `pegboard.api.scheduler.Scheduler` over the cache that the executor allocated."""
 
-    def __init__(self, config: EngineConfig, cache: KVCacheConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, cache: KVCacheConfig, connected: Connected | None = None
+    ) -> None:
+        """`connected` is the KV connector's scheduler half, if there is one."""
         self._budget = config.max_num_batched_tokens
         self._chunked = config.enable_chunked_prefill
         self._kv = KVManager(
@@ -42,6 +47,9 @@ class TokenBudgetScheduler:
         )
         self._watermark = int(config.watermark * self._kv.pool.total)
         self._books = Books(self._kv, config.max_num_seqs)
+        if connected is not None:
+            self._books.transfers = Transfers(connected, self._books, watermark=self._watermark)
+        self._transfers = self._books.transfers
         self._arrivals = self._steps = 0
         self._resync = False
 
@@ -55,19 +63,19 @@ class TokenBudgetScheduler:
 
     def abort(self, ids: Iterable[str]) -> list[EngineOutput]:
         return [
-            EngineOutput(request.request_id, [], "abort", cached_tokens=request.cached_tokens)
-            for request in self._end_all(ids)
+            make_output(request, [], Ending("abort"), None, None)
+            for request in self._end_all(ids, "abort")
         ]
 
     def finish(self, ids: Iterable[str], reason: str) -> None:
-        self._end_all(ids)
+        self._end_all(ids, reason)
 
-    def _end_all(self, ids: Iterable[str]) -> list[Request]:
+    def _end_all(self, ids: Iterable[str], reason: str) -> list[Request]:
         """End the live ones among `ids`."""
         live = self._books.requests
         ended = [live[name] for name in dict.fromkeys(ids) if name in live]
         for request in ended:
-            self._books.end(request)
+            self._books.end(request, reason)
         return ended
 
     # Planning
@@ -142,6 +150,7 @@ class TokenBudgetScheduler:
 
     def _admit_waiting(self, draft: Draft) -> None:
         """Admit in order, as long as budget, slots and blocks last."""
+        self._books.waiting.arrange()
         while draft.budget > 0 and self._books.slots.available:
             request = self._books.waiting.peek()
             # A preempted request whose last token is in flight comes back when the token is known.
@@ -158,8 +167,12 @@ class TokenBudgetScheduler:
         if books.running and pool.total and pool.available <= self._watermark:
             return False
         given = request.fork or self._kv.match(request.kv, request.readable)
-        if self._start(request, given, draft):
+        found = self._transfers.look(request, given)
+        if isinstance(found, bool):
+            return found
+        if self._start(request, found, draft):
             return True
+        self._transfers.withdraw()
         if books.running:
             return False
         # Alone, a request fits: only references of waiting children can be in the way, or a hit,
@@ -181,6 +194,7 @@ class TokenBudgetScheduler:
             return False
         self._count_hit(request, given)
         self._books.start(request, given, new, draft)
+        self._transfers.started(request, given, draft.step_id)
         self._snapshot(request, given.tokens, draft)
         draft.restate(request, held)
         draft.add_row(request, count, new)
@@ -216,12 +230,14 @@ class TokenBudgetScheduler:
     def _dispatch(self, draft: Draft, resync: bool) -> StepPlan:
         """Seal the step and remember it until its update.
 
-        A step without rows changes nothing: freed slots are told with the next one that has some.
+        A step without rows or transfers changes nothing: freed slots are told with the next one
+        that has some.
         """
-        if draft.empty:
+        if draft.empty and not self._transfers.busy:
             return draft.seal([], False).plan
         record = draft.seal(self._books.slots.freed(), resync)
         self._books.in_flight[record.plan.step_id] = record
+        record.plan.connector = self._transfers.step(record)
         self._steps += 1
         self._resync = self._resync and not resync
         return record.plan
@@ -229,11 +245,11 @@ class TokenBudgetScheduler:
     # Updating
 
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
-        if not plan.slots:
+        if not plan.slots and plan.connector is None:
             return []
         record = self._record(plan, result)
         tokens = dict(zip(result.slots, result.token_ids, strict=True))
-        outputs = []
+        outputs = self._transfers.take(record, result)
         for row, request in enumerate(record.requests):
             if request.status is Status.FINISHED:
                 continue
@@ -263,11 +279,13 @@ class TokenBudgetScheduler:
         plan, request = record.plan, record.requests[row]
         slot, samples = plan.slots[row], plan.samples[row]
         request.placeholders -= samples
+        if record.epochs[row] < request.trusted:
+            return None
         error = result.failed.get(slot)
         if error is None and samples and not sampled:
             error = "the executor returned no token for this request"
         if error is not None:
-            self._books.end(request)
+            self._books.end(request, "error")
             return EngineOutput(request.request_id, [], "error", error=error)
         computed = plan.starts[row] + plan.counts[row]
         if record.epochs[row] == request.epoch:
@@ -277,7 +295,7 @@ class TokenBudgetScheduler:
         if ending is None and request.origin.max_tokens == 0 and request.prompt_done:
             ending = LENGTH
         if ending is not None:
-            self._books.end(request)
+            self._books.end(request, ending.reason)
         elif not taken and scores is None:
             return None
         return make_output(request, taken, ending, scores, result.logprobs.get(slot))
@@ -285,7 +303,7 @@ class TokenBudgetScheduler:
     # The rest of the contract
 
     def has_work(self) -> bool:
-        return bool(self._books.requests or self._books.in_flight)
+        return bool(self._books.requests or self._books.in_flight or self._transfers.busy)
 
     def stats(self) -> SchedulerStats:
         books, pool = self._books, self._kv.pool
@@ -296,10 +314,14 @@ class TokenBudgetScheduler:
             total_blocks=pool.total,
             preemptions=books.preemptions,
             cache=self._kv.stats(),
+            connector=self._transfers.stats(),
         )
 
     def reset_prefix_cache(self) -> bool:
-        return self._kv.reset()
+        if not self._kv.reset():
+            return False
+        self._transfers.reset("cache")
+        return True
 
     def check(self) -> None:
         audit(self._books)
