@@ -6,6 +6,7 @@ an answer that the contract does not allow.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -44,6 +45,8 @@ class Connected:
     half: SchedulerHalf
     config: KVTransferConfig
     abilities: ConnectorAbilities = attrs.field(factory=ConnectorAbilities)
+    clock: Callable[[], float] = time.monotonic
+    """Seconds; time limits are measured by it."""
 
     @property
     def name(self) -> str:

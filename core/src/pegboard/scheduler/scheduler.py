@@ -48,7 +48,7 @@ class TokenBudgetScheduler:
         self._watermark = int(config.watermark * self._kv.pool.total)
         self._books = Books(self._kv, config.max_num_seqs)
         if connected is not None:
-            self._books.transfers = Transfers(connected, self._books, watermark=self._watermark)
+            self._books.transfers = Transfers(connected, self._books, self._watermark)
         self._transfers = self._books.transfers
         self._arrivals = self._steps = 0
         self._resync = False

@@ -10,8 +10,7 @@ with references on what was loaded, like a child whose parent has computed the p
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pegboard.api.connector import (
@@ -46,24 +45,17 @@ __all__ = ["Transfers"]
 class Transfers(NoTransfers):
     """Books of everything that comes through a connector."""
 
-    def __init__(
-        self,
-        connected: Connected,
-        books: Books,
-        *,
-        watermark: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, connected: Connected, books: Books, watermark: int = 0) -> None:
         """`watermark` blocks are left free beside a load while requests run."""
         self._connector = connected
         self._books = books
         self._kv = books.kv
         self._outside = books.kv.outside
         self._watermark = watermark
-        self._clock = clock
-        self._loads = LoadBook(clock)
-        self._keeps = HoldBook(clock)
-        self._saves = HoldBook(clock)
+        self._clock = connected.clock
+        self._loads = LoadBook(self._clock)
+        self._keeps = HoldBook(self._clock)
+        self._saves = HoldBook(self._clock)
         self._counts: dict[str, float] = {}
         self._serial = 0
         self._offer: Flight | None = None
