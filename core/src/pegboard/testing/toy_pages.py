@@ -187,7 +187,8 @@ class Faults:
     """What goes wrong between the worker half and the scheduler."""
 
     spoils: Callable[[Load, Piece], bool] = lambda load, piece: False
-    """Pieces that are not loaded: garbage is written and a failure reported in their place."""
+    """Pieces that are not loaded: garbage is written and a failure reported in their place. Asked
+    more than once, so it must not change its mind."""
     distort: Callable[[TransferReport], TransferReport] = lambda report: report
     """What becomes of each report on its way."""
 
