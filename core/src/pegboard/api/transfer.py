@@ -239,9 +239,11 @@ class ConnectorStep(msgspec.Struct):
     metadata: Any
     """`StepOrder.metadata`."""
     loads: list[Load] = msgspec.field(default_factory=list)
-    """Those that begin with this step: should the worker half break down, they have failed."""
+    """Those that begin with this step: should a half break down, they have failed."""
     reset: str | None = None
     """Why the worker halves forget everything first, if they do."""
+    broken: bool = False
+    """The scheduler half broke down: the worker halves are only polled."""
 
 
 class ConnectorLink(msgspec.Struct, frozen=True):

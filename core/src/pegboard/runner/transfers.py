@@ -57,19 +57,22 @@ class Worker(NoWorker):
 
     def begin(self, plan: StepPlan) -> None:
         step = plan.connector
-        self._active, self._broken = step is not None, False
+        self._active, self._broken = False, step is not None and step.broken
         if step is None:
             return
         if step.reset is not None:
             reason = step.reset
             self._call("reset", lambda: self._half.reset(reason))
-        self._broken = not self._call("start_load", lambda: self._half.start_load(step.metadata))
+        if not step.broken:
+            started = self._call("start_load", lambda: self._half.start_load(step.metadata))
+            self._active, self._broken = True, not started
 
     def end(self, plan: StepPlan) -> TransferReport | None:
-        self._active = False
         if plan.connector is None:
             return None
-        self._call("wait_save", self._half.wait_save)
+        if self._active:
+            self._call("wait_save", self._half.wait_save)
+        self._active = False
         reports: list[TransferReport] = []
         self._call("poll", lambda: reports.append(self._half.poll()))
         report = reports[0] if reports else TransferReport()

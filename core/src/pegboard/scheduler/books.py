@@ -93,7 +93,8 @@ class Books:
         self.running.remove(request)
         self.kv.free(request.kv)
         self.slots.release(request.slot, request.last_step)
-        request.distrust()
+        request.distrust(request.epoch)
+        request.preempt()
         self.loaded(request, fork)
 
     def end(self, request: Request, reason: str) -> None:

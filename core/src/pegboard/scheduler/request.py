@@ -150,10 +150,9 @@ class Request(msgspec.Struct, eq=False):
         """Wait for a load."""
         self.status = Status.LOADING
 
-    def distrust(self) -> None:
-        """Bad blocks were read in this epoch: as `preempt`, and its results are dropped."""
-        self.preempt()
-        self.trusted = self.epoch
+    def distrust(self, epoch: int) -> None:
+        """Steps up to this epoch read bad blocks."""
+        self.trusted = max(self.trusted, epoch + 1)
 
     def admit(self, slot: int, start: int) -> None:
         """Start running, with `start` tokens computed already."""

@@ -63,8 +63,6 @@ class Transfers(NoTransfers):
         """Live requests that the connector was asked about."""
         self._barred: set[Request] = set()
         """Live requests whose load failed: they compute the rest themselves."""
-        self._broken: list[int] = []
-        """Loads whose order was never given."""
         self._reset: str | None = None
         self._forget_news()
 
@@ -205,17 +203,13 @@ class Transfers(NoTransfers):
 
     def step(self, record: Record) -> ConnectorStep:
         view = self._view(record)
-        begun = self._begun
+        loads = [flight.load for flight in self._begun]
         record.loose += self._filled_blocks
         self._forget_news()
-        loads = [flight.load for flight in begun]
         order = self._connector.step(view)
         reset, self._reset = self._reset, None
         if order is None:
-            for flight in begun:
-                flight.fail()
-            self._broken += [load.load_id for load in loads]
-            return ConnectorStep(None, [], reset)
+            return ConnectorStep(None, loads, reset, broken=True)
         free = [number for number in order.holds if not self._outside.in_use(number)]
         if free:
             raise self._connector.breach(f"step holds blocks {free}, which nobody uses")
@@ -251,9 +245,8 @@ class Transfers(NoTransfers):
         report = result.transfers or TransferReport()
         self._loads.note_failures(report)
         outputs = []
-        for flight in self._loads.over([*report.received, *self._broken]):
+        for flight in self._loads.over(report.received):
             outputs += self._land(flight)
-        self._broken.clear()
         for flight in self._loads.of_step(record.plan.step_id):
             outputs += self._judge(flight, result)
         for flight in self._loads.expired():
@@ -291,16 +284,22 @@ class Transfers(NoTransfers):
         """The step that read a load is over: nothing more to do, or it computed with bad blocks."""
         request = flight.request
         assert request is not None
-        if request.status is not Status.RUNNING or request.epoch != flight.epoch:
-            return []  # it ended meanwhile
+        if request.status is Status.FINISHED:
+            return []
         if result.transfers is None:
             flight.fail()  # the step was given up
+        holds = request.status is Status.RUNNING and request.epoch == flight.epoch
         if not flight.failed:
-            self._settle(request, flight, flight.fork)
+            if holds:
+                self._settle(request, flight, flight.fork)
             return []
         if self._fails:
             self._books.end(request, "error")
             return [_failure(flight)]
+        if not holds:  # it was preempted while the step was in flight
+            self._barred.add(request)
+            request.distrust(flight.epoch)
+            return []
         fork = self._salvage(request, flight, request.kv.tables)
         self._books.rewind(request, fork)
         return []

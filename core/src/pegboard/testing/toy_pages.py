@@ -19,7 +19,6 @@ import torch
 
 from pegboard.api.connector import (
     ConnectorLink,
-    ConnectorStep,
     FailedBlock,
     Load,
     Piece,
@@ -357,4 +356,5 @@ def _as_sent(plan: StepPlan) -> StepPlan:
     if step is None:
         return plan
     metadata = msgspec.msgpack.decode(msgspec.msgpack.encode(step.metadata), strict=True)
-    return msgspec.structs.replace(plan, connector=ConnectorStep(metadata, step.loads, step.reset))
+    sent = msgspec.structs.replace(step, metadata=metadata)
+    return msgspec.structs.replace(plan, connector=sent)
