@@ -15,6 +15,7 @@ from pegboard.api.connector import (
     KVTransferConfig,
     Match,
     MatchAnswer,
+    Now,
     Pending,
     SchedulerHalf,
     StepOrder,
@@ -60,7 +61,7 @@ class InsistentHalf(SchedulerHalf):
         known = [answer for answer in answers if not isinstance(answer, Pending)]
         assert answers[3 - len(known) :] == known, f"known, then not known: {answers}"
         assert all(answer == known[0] for answer in known), f"three answers: {answers}"
-        if isinstance(answers[-1], Pending) or answers[-1].tokens > 0:
+        if answers[-1] != Now(0):
             self.counts[type(answers[-1]).__name__] += 1
         return answers[-1]
 
