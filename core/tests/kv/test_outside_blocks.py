@@ -112,6 +112,15 @@ def test_a_beginning_that_does_not_fit_takes_nothing() -> None:
     assert books.pool.available == 0
 
 
+def test_a_step_that_passes_a_border_leaves_no_state_there() -> None:
+    books = make_books("state and full")
+    request, size = open_request(books), books.groups[0].block_size
+    for start, stop, wanted in ((0, size - 1, []), (size - 1, 2 * size, [1])):
+        assert books.allocate(Allocation(request, start, stop - start)) is not None
+        filled = books.outside.filled(request, start, stop)
+        assert [piece.entry for piece in filled if piece.group == 0] == wanted
+
+
 @pytest.mark.parametrize("kinds", SERVED)
 def test_every_block_of_a_beginning_was_filled_by_computing_it(kinds: str) -> None:
     books = make_books(kinds)

@@ -17,6 +17,7 @@ from pegboard.api.connector import (
     StepOrder,
     StepView,
 )
+from pegboard.api.step import StepResult
 from pegboard.errors import PluginError
 from pegboard.plugins import Board, build_board
 from pegboard.scheduler.views import ReadOnly
@@ -349,3 +350,48 @@ def replace_worker_metadata(engine: ToyEngine) -> None:
     """The scripted worker gets what it can read."""
     empty = {"step": 0, "loads": [], "saves": [], "keeps": []}
     replace(engine, step=lambda view: StepOrder(empty))
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_a_failed_load_is_noticed_though_its_request_was_preempted_meanwhile(
+    make: Callable[..., ToyEngine], filled: Script, policy: str
+) -> None:
+    spoils = Faults(spoils=lambda load, piece: piece.entry == 2)
+    engine = make(filled, policy, blocks=10, depth=2, faults=spoils, watermark=0.0)
+    first = toy_request("first", [80] * 15, 12)
+    loaded = toy_request("loaded", PROMPT, 4)
+    engine.add(first)
+    engine.step()  # launches step 0
+    engine.add(loaded)
+    engine.step()  # launches step 1, which reads the bad block, and lands step 0
+    engine.launch()  # step 2: the first one needs a block
+    assert engine.scheduler.stats().preemptions == 1
+    engine.run()
+    assert isinstance(engine.executor, PagedToyExecutor)
+    assert engine.executor.wrong_tokens == 1
+    assert engine.told["first"].token_ids == toy_generate(first)
+    wanted = toy_generate(loaded) if policy == "recompute" else []
+    assert engine.told["loaded"].token_ids == wanted
+
+
+def test_a_step_that_was_given_up_has_loaded_nothing(
+    make: Callable[..., ToyEngine], filled: Script
+) -> None:
+    engine = make(filled)
+    request = toy_request("r", PROMPT, 4)
+    engine.add(request)
+    plan = engine.scheduler.plan()
+    assert plan.connector is not None and plan.connector.loads
+    given_up = StepResult(plan.step_id, [], [], failed={plan.slots[0]: "interrupted"})
+    engine.scheduler.update(plan, given_up)
+    engine.scheduler.resync()
+    engine.run()
+    assert engine.told["r"].token_ids == toy_generate(request)
+
+
+def test_a_pending_match_keeps_steps_going(make: Callable[..., ToyEngine], filled: Script) -> None:
+    filled.outcomes, filled.delay = ("pending",), 9
+    engine = make(filled)
+    engine.add(toy_request("r", PROMPT, 1))
+    plan = engine.scheduler.plan()
+    assert not plan.rows and not plan.idle, "the engine would spin without a pause"

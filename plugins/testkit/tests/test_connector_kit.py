@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pegboard.testing.scripted_connector import Script
+from pegboard.testing.toy_engine import ToyEngine
 from pegboard_testkit.connector_kit import ConnectorKit
 
 
@@ -29,3 +32,10 @@ class TestEveryOutcome(ConnectorKit):
 
     def settings(self, folder: Path) -> Mapping[str, Any]:
         return {"script": Script(outcomes=("now", "later", "pending"), delay=3, holds=True)}
+
+    @pytest.mark.accept
+    @pytest.mark.parametrize("kinds", ["full", "all that have hits"])
+    def test_10000_random_operations_lose_no_block(
+        self, make: Callable[..., ToyEngine], kinds: str
+    ) -> None:
+        self.storm(make, kinds, caching=True, depth=2, operations=10_000)

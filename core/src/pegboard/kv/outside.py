@@ -149,7 +149,7 @@ class OutsideBlocks:
         return [
             Piece(policy.index, entry, block.id, self._key(policy, request.hashes, entry)[1])
             for policy in self._policies
-            for entry in range(before // policy.block_size, computed // policy.block_size)
+            for entry in policy.completed(before, computed)
             for block in (request.tables[policy.index][entry],)
             if block is not self._pool.null
         ]

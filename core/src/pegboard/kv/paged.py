@@ -75,6 +75,9 @@ class PagedPolicy:
             if block is not null and key not in block.keys:
                 pool.file(block, key)
 
+    def completed(self, before: int, computed: int) -> range:
+        return range(before // self.block_size, computed // self.block_size)
+
     def file(self, pool: BlockPool, block: Block, hashes: Sequence[bytes], entry: int) -> None:
         for number in range(entry * self._per, (entry + 1) * self._per):
             key = (self.index, hashes[number])

@@ -77,6 +77,11 @@ class GroupPolicy(Protocol):
         """File what was computed since ``request.committed`` units; `units` are whole now."""
         ...
 
+    def completed(self, before: int, computed: int) -> range:
+        """Entries whose content became whole, and stays, when a step took the computed tokens from
+        `before` to `computed`."""
+        ...
+
     def file(self, pool: BlockPool, block: Block, hashes: Sequence[bytes], entry: int) -> None:
         """File one whole block that was not computed here: entry `entry` of a block table."""
         ...

@@ -73,6 +73,12 @@ class StatePolicy:
             if block is not pool.null and key not in block.keys:
                 pool.file(block, key)
 
+    def completed(self, before: int, computed: int) -> range:
+        stop = computed // self.block_size
+        if self._mode == "all":
+            return range(before // self.block_size, stop)
+        return range(stop - 1 if computed % self.block_size == 0 else stop, stop)
+
     def file(self, pool: BlockPool, block: Block, hashes: Sequence[bytes], entry: int) -> None:
         key = (self.index, hashes[(entry + 1) * self._per - 1])
         if key not in block.keys:

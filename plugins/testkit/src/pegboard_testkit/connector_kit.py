@@ -66,7 +66,7 @@ class ConnectorKit:
     )
     """Toy models (of `pegboard.testing.toy_kinds`) that are tried, as far as the abilities go."""
     operations: int = 400
-    """Random operations of each storm."""
+    """Random operations of each storm; a long test may call `storm` with more."""
 
     def settings(self, folder: Path) -> Mapping[str, Any]:
         """``kv_connector_extra_config`` of engines that share what is stored; `folder` is theirs.
@@ -325,24 +325,13 @@ class ConnectorKit:
     def test_random_operations_lose_no_block(
         self, make: Callable[..., ToyEngine], board: Any, caching: bool, depth: int
     ) -> None:
-        self._storm(make, self.served(board)[-1], caching, depth, self.operations)
+        self.storm(make, self.served(board)[-1], caching, depth, self.operations)
 
-    @pytest.mark.accept
-    def test_10000_random_operations_lose_no_block(
-        self, make: Callable[..., ToyEngine], board: Any
+    def storm(
+        self, make: Callable[..., ToyEngine], kinds: str, caching: bool, depth: int, operations: int
     ) -> None:
-        served = self.served(board)
-        for kinds in dict.fromkeys((served[0], served[-1])):
-            self._storm(make, kinds, caching=True, depth=2, operations=10_000)
+        """So many random operations on a small engine, some loads failing."""
 
-    def _storm(
-        self,
-        make: Callable[..., ToyEngine],
-        kinds: str,
-        caching: bool,
-        depth: int,
-        operations: int,
-    ) -> None:
         def spoils(load: Load, piece: Piece) -> bool:
             return (31 * load.load_id + 7 * piece.group + piece.entry) % 23 == 0
 
