@@ -13,6 +13,7 @@ import msgspec
 
 from pegboard.api.kv import KVCacheConfig, KVSlot
 from pegboard.api.step import LateInputs, StepPlan, StepResult
+from pegboard.api.transfer import ConnectorLink
 
 __all__ = ["Executor", "MemoryProfile", "Pending"]
 
@@ -85,6 +86,11 @@ class Executor(Protocol):
 
     def execute(self, plan: StepPlan) -> Pending:
         """Start the forward pass of a plan."""
+        ...
+
+    def connect(self) -> ConnectorLink:
+        """Attach the KV connector's worker halves to the cache. Called after `allocate`, and only
+        if ``kv_transfer_config`` names a connector."""
         ...
 
     def facts(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pegboard.api.attention import AttentionBackend
     from pegboard.api.checkpoint import CheckpointSource
     from pegboard.api.command import Command
+    from pegboard.api.connector import KVConnector
     from pegboard.api.context import PluginContext
     from pegboard.api.events import EventPublisher
     from pegboard.api.model import ModelFamily
@@ -44,6 +45,7 @@ HOOK_SURFACES = {
     "pegboard_attention_backends": "attention",
     "pegboard_checkpoint_sources": "checkpoint",
     "pegboard_commands": "command",
+    "pegboard_connectors": "connector",
     "pegboard_event_publishers": "events",
     "pegboard_model_families": "model",
     "pegboard_ops": "ops",
@@ -81,6 +83,11 @@ class Hooks:
     @hookspec
     def pegboard_platforms(self, ctx: PluginContext) -> Iterable[Platform]:
         """Devices."""
+        return ()
+
+    @hookspec
+    def pegboard_connectors(self, ctx: PluginContext) -> Iterable[KVConnector]:
+        """Ways for keys and values to come from outside and go outside."""
         return ()
 
     @hookspec

@@ -169,3 +169,9 @@ class KVTensors:
     """Axes as `layout` says; of recurrent state: uint8 ``[blocks, page bytes]``."""
     states: Mapping[str, torch.Tensor] = attrs.field(factory=dict)
     """Of recurrent state: by name, ``[blocks, *shape]``, views of `data`."""
+
+    def page(self, block: int) -> torch.Tensor:
+        """A view of one block: the axes of `layout` without ``block``, or the bytes of a state."""
+        if self.states:
+            return self.data[block, : self.spec.page_bytes(1)]
+        return self.data.select(self.layout.axes.index("block"), block)

@@ -17,6 +17,7 @@ API_LEVELS = MappingProxyType(
         "attention": 0,
         "checkpoint": 0,
         "command": 0,
+        "connector": 0,
         "events": 0,
         "model": 0,
         "ops": 0,

@@ -39,6 +39,10 @@ class CacheStats(msgspec.Struct):
     """Blocks that lost their content to another request."""
     resets: int = 0
     """Since the start; the other counts begin anew with each."""
+    external_queried_tokens: int = 0
+    """Prompt tokens that a KV connector was asked for, those of the own cache left out."""
+    external_hit_tokens: int = 0
+    """Of these, those that were loaded."""
 
     @property
     def hit_rate(self) -> float:
@@ -51,12 +55,8 @@ class CacheStats(msgspec.Struct):
         With a reset in between, the interval begins there. Its `resets` are those inside it.
         """
         begin = earlier if earlier.resets == self.resets else CacheStats(resets=earlier.resets)
-        return CacheStats(
-            queried_tokens=self.queried_tokens - begin.queried_tokens,
-            hit_tokens=self.hit_tokens - begin.hit_tokens,
-            evicted_blocks=self.evicted_blocks - begin.evicted_blocks,
-            resets=self.resets - begin.resets,
-        )
+        own, old = msgspec.structs.asdict(self), msgspec.structs.asdict(begin)
+        return CacheStats(**{name: own[name] - old[name] for name in own})
 
 
 class SchedulerStats(msgspec.Struct):
@@ -68,6 +68,8 @@ class SchedulerStats(msgspec.Struct):
     total_blocks: int = 0
     preemptions: int = 0
     cache: CacheStats = msgspec.field(default_factory=CacheStats)
+    connector: dict[str, float] = msgspec.field(default_factory=dict)
+    """What the KV connector counts, by its own names."""
 
 
 class Scheduler(Protocol):
@@ -92,7 +94,8 @@ class Scheduler(Protocol):
         ...
 
     def plan(self) -> StepPlan:
-        """The next step. May be empty of rows; such a plan changes nothing and needs no update."""
+        """The next step. May be empty of rows; if it is idle too (`StepPlan.idle`), it changes
+        nothing and needs no update."""
         ...
 
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
@@ -132,3 +135,6 @@ class SchedulerContext:
     """Groups and number of blocks."""
     build: Callable[[str], Scheduler]
     """Builds another scheduler over the same cache, by its registered name."""
+    connected: Any = None
+    """With a KV connector, its scheduler half behind a guard: `pegboard.scheduler.guard.Connected`.
+    None otherwise, and always for schedulers whose descriptor does not declare ``transfers``."""

@@ -22,6 +22,8 @@ class SchedulerClass:
     max_in_flight: int = 1
     """Plans that it can make before the first of them has a result. With 2, steps may overlap
     (``async_scheduling``)."""
+    transfers: bool = False
+    """Serves ``SchedulerContext.connected``; others are refused together with a KV connector."""
 
     def claims(self) -> tuple[str, ...]:
         return ()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from pegboard.api.params import SamplingParams
+from pegboard.api.transfer import ConnectorStep, TransferReport
 
 __all__ = [
     "BlockCopy",
@@ -87,10 +88,18 @@ class StepPlan(msgspec.Struct):
     """Per row, draft tokens among `counts`; empty without speculation."""
     dummy: bool = False
     """Run a forward pass without requests, so that other ranks can proceed."""
+    connector: ConnectorStep | None = None
+    """What the KV connector's worker halves do, after the copies and around the forward pass; the
+    result brings their report. None without a connector."""
 
     @property
     def rows(self) -> int:
         return len(self.slots)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is to be done: the plan may be dropped."""
+        return not (self.slots or self.dummy or self.connector is not None)
 
     @property
     def tokens(self) -> int:
@@ -148,3 +157,6 @@ class StepResult(msgspec.Struct):
     prompt_logprobs: dict[int, PromptLogprobs] = msgspec.field(default_factory=dict)
     failed: dict[int, str] = msgspec.field(default_factory=dict)
     """By slot, why this row could not be served; it ends alone."""
+    transfers: TransferReport | None = None
+    """What the connector's worker halves told, merged over ranks, if the plan had a part for
+    them."""

@@ -65,12 +65,15 @@ class EngineOutput(msgspec.Struct):
     prompt_logprobs: Any | None = None
     """`PromptLogprobs` of this step's chunk."""
     cached_tokens: int = 0
-    """Prompt tokens that came from the prefix cache."""
+    """Prompt tokens that came from the prefix cache or from outside."""
     error: str | None = None
     events: list[RequestEvent] = msgspec.field(default_factory=list)
     """What happened since the last output, oldest first."""
     time: float = 0.0
     """When the scheduler made this output, in seconds of the engine's monotonic clock."""
+    kv_transfer: dict[str, Any] | None = None
+    """What the KV connector says of the blocks that it keeps (`Keep.params`), with the last
+    output."""
 
 
 class RequestView(msgspec.Struct, frozen=True):

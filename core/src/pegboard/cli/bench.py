@@ -15,6 +15,7 @@ from pegboard.cli.options import (
     BackendOption,
     EventsOption,
     PlatformOption,
+    TransferOption,
     engine_options,
     loading_bar,
 )
@@ -45,6 +46,7 @@ def latency(
     platform: PlatformOption = None,
     attention_backend: BackendOption = None,
     kv_events_config: EventsOption = None,
+    kv_transfer_config: TransferOption = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="Engine settings, name=value.")
     ] = None,
@@ -67,6 +69,7 @@ def latency(
         "platform": platform,
         "attention_backend": attention_backend,
         "kv_events_config": kv_events_config,
+        "kv_transfer_config": kv_transfer_config,
     }
     settings = {
         "max_model_len": input_len + output_len,

@@ -19,6 +19,7 @@ __all__ = [
     "EventsOption",
     "LoadingBar",
     "PlatformOption",
+    "TransferOption",
     "engine_options",
     "loading_bar",
 ]
@@ -32,6 +33,9 @@ BackendOption = Annotated[
 EventsOption = Annotated[
     str | None,
     typer.Option(help="JSON: whether and where events of the prefix cache are published."),
+]
+TransferOption = Annotated[
+    str | None, typer.Option(help="JSON: the KV connector and its settings.")
 ]
 
 

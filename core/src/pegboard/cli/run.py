@@ -14,6 +14,7 @@ from pegboard.cli.options import (
     BackendOption,
     EventsOption,
     PlatformOption,
+    TransferOption,
     engine_options,
     loading_bar,
 )
@@ -51,6 +52,7 @@ def run(
     platform: PlatformOption = None,
     attention_backend: BackendOption = None,
     kv_events_config: EventsOption = None,
+    kv_transfer_config: TransferOption = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="Further engine settings, name=value."),
@@ -77,6 +79,7 @@ def run(
         "platform": platform,
         "attention_backend": attention_backend,
         "kv_events_config": kv_events_config,
+        "kv_transfer_config": kv_transfer_config,
     }
     settings = engine_options(option or [], flags)
     text = read_input() if prompt == "-" else prompt

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from pegboard.api.transfer_config import KVTransferConfig
 from pegboard.config.aliases import ALIASES, canonical
 from pegboard.config.kv_events import KVEventsConfig, parse_kv_events
 from pegboard.errors import ConfigError
@@ -90,6 +91,11 @@ def _path_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+def _transfer_config(given: Any) -> KVTransferConfig | None:
+    """Accept a mapping or JSON text where a connector's settings are wanted."""
+    return None if given is None else KVTransferConfig.make(given)
+
+
 @attrs.frozen(kw_only=True)
 class EngineConfig:
     """Settings of one engine."""
@@ -161,6 +167,10 @@ class EngineConfig:
         default=None, converter=_path_text, validator=_text(optional=True)
     )
     """Path or source of a template that replaces the model's, or the name of one of the model's."""
+    kv_transfer_config: KVTransferConfig | None = attrs.field(
+        default=None, converter=_transfer_config
+    )
+    """The KV connector: a mapping or its JSON text. None: no connector."""
     strict_plugins: bool = attrs.field(default=False, validator=_boolean)
 
     @watermark.validator

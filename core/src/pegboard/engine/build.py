@@ -13,10 +13,12 @@ from pegboard.api.executor import Executor
 from pegboard.api.kv import KVCacheConfig
 from pegboard.api.late import LateSource
 from pegboard.api.scheduler_class import SchedulerClass
+from pegboard.config.connect import require_connector
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.sources import open_tokenizer
 from pegboard.engine.choose_scheduler import make_scheduler
+from pegboard.engine.connect import connect
 from pegboard.engine.core import EngineCore
 from pegboard.engine.events import EventSink, open_sink
 from pegboard.engine.inputs import InputProcessor
@@ -28,6 +30,7 @@ from pegboard.kv.groups import form_groups
 from pegboard.kv.sizing import size_cache
 from pegboard.logging import get_logger
 from pegboard.plugins import Board, load_plugins
+from pegboard.scheduler.guard import Connected
 from pegboard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -67,6 +70,9 @@ def build_engine(
     own_template = read_template(config.chat_template)
     board = board or load_plugins(strict=config.strict_plugins)
     model = resolve_model(board, config)
+    if config.kv_transfer_config is not None:  # before any weight is read
+        groups = form_groups(model.facts.kv_slots, config.block_size)
+        require_connector(board, config.kv_transfer_config, groups)
     tokenizer = load_tokenizer(board, config, model)
     special = tokenizer.special_tokens if tokenizer is not None else {}
     templates = TemplateBook(own_template, model.checkpoint.chat_templates, special)
@@ -102,9 +108,9 @@ def build_core(
 ) -> tuple[EngineCore, KVCacheConfig]:
     """Load a model through its executor, decide the cache, and join scheduler and executor.
 
-    Without a board there is only the core's own scheduler. `late` makes grammar masks; without it
-    no request has any. Raises `ConfigError` if ``config.async_scheduling`` is True and the executor
-    runs one step at a time.
+    Without a board there is only the core's own scheduler, and no KV connector. `late` makes
+    grammar masks; without it no request has any. Raises `ConfigError` if
+    ``config.async_scheduling`` is True and the executor runs one step at a time.
     """
     executor.load()
     groups = form_groups(executor.kv_slots(), config.block_size)
@@ -117,9 +123,21 @@ def build_core(
     executor.allocate(cache)
     executor.warm_up()
     decided = attrs.evolve(config, max_model_len=max_model_len)
-    scheduler, descriptor = make_scheduler(board, decided, cache)
+    connected = _connect(config, executor, cache, board)
+    scheduler, descriptor = make_scheduler(board, decided, cache, connected)
     depth = _steps_in_flight(config, executor, descriptor)
-    return EngineCore(scheduler, executor, events, depth=depth, late=late), cache
+    core = EngineCore(scheduler, executor, events, depth=depth, late=late, connected=connected)
+    return core, cache
+
+
+def _connect(
+    config: EngineConfig, executor: Executor, cache: KVCacheConfig, board: Board | None
+) -> Connected | None:
+    """Join both halves of the KV connector, if one is wanted."""
+    if config.kv_transfer_config is None:
+        return None
+    assert board is not None, "a connector is found on the board"
+    return connect(board, config.kv_transfer_config, cache, executor.connect())
 
 
 def _steps_in_flight(config: EngineConfig, executor: Executor, scheduler: SchedulerClass) -> int:

@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from pegboard.api.descriptor import LazyRef
 from pegboard.api.kv import KVCacheConfig
 from pegboard.api.scheduler import Scheduler, SchedulerClass, SchedulerContext
 from pegboard.config.engine import EngineConfig
 from pegboard.errors import ConfigError, PluginError
 from pegboard.plugins import VARIABLE, Board
+from pegboard.scheduler.guard import Connected
 
 __all__ = ["make_scheduler"]
 
-_OWN = SchedulerClass("token-budget", "pegboard.scheduler:build_scheduler", max_in_flight=2)
+_OWN = SchedulerClass(
+    "token-budget", "pegboard.scheduler:build_scheduler", max_in_flight=2, transfers=True
+)
 _METHODS = tuple(name for name in vars(Scheduler) if not name.startswith("_"))
 
 
 def make_scheduler(
-    board: Board | None, config: EngineConfig, cache: KVCacheConfig
+    board: Board | None,
+    config: EngineConfig,
+    cache: KVCacheConfig,
+    connected: Connected | None = None,
 ) -> tuple[Scheduler, SchedulerClass]:
     """Build the scheduler of ``config.scheduler_cls``; without a board there is only the core's.
 
     Returns its descriptor too; of one named by module path that is the least it can be.
+    `connected` is the KV connector's scheduler half, if there is one.
 
     Raises `MissingPluginError` for a name that nobody registered, `ConfigError` for a module path
-    that the allowlist leaves out, `PluginError` for one that cannot be imported or that makes
-    something else than a scheduler.
+    that the allowlist leaves out or a scheduler that cannot serve the connector, `PluginError` for
+    one that cannot be imported or that makes something else than a scheduler.
     """
-    if config.scheduler_cls is None or board is None:
-        return _build(_OWN.build, None, config, cache), _OWN
-    found = _find(board, config.scheduler_cls)
-    return _build(found.build, board, config, cache), found
+    wanted = config.scheduler_cls
+    found = _OWN if wanted is None or board is None else _find(board, wanted)
+    if connected is not None and not found.transfers:
+        raise ConfigError(
+            f"scheduler_cls={wanted!r} is not allowed together with kv_transfer_config: "
+            f"scheduler {found.name} does not declare that it serves a KV connector"
+        )
+    make = partial(SchedulerContext, config, cache, connected=connected)
+    return _build(found.build, board, make), found
 
 
 def _find(board: Board, wanted: str) -> SchedulerClass:
@@ -47,13 +62,15 @@ def _find(board: Board, wanted: str) -> SchedulerClass:
 
 
 def _build(
-    target: LazyRef, board: Board | None, config: EngineConfig, cache: KVCacheConfig
+    target: LazyRef, board: Board | None, make: Callable[..., SchedulerContext]
 ) -> Scheduler:
+    """Load and call `target` with ``make(build=…)``."""
+
     def build(name: str) -> Scheduler:
         inner = _OWN.build if board is None else _find_registered(board, name, target)
-        return _build(inner, board, config, cache)
+        return _build(inner, board, make)
 
-    scheduler = target.load()(SchedulerContext(config, cache, build))
+    scheduler = target.load()(make(build=build))
     missing = [name for name in _METHODS if not callable(getattr(scheduler, name, None))]
     if missing:
         raise PluginError(

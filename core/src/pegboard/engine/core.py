@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from pegboard.api.connector import StoreEvent
 from pegboard.api.events import PublisherStats
 from pegboard.api.executor import Executor, Pending
 from pegboard.api.late import LateSource
@@ -16,6 +17,7 @@ from pegboard.api.views import EngineOutput, EngineRequest
 from pegboard.engine.events import EventSink, NullSink
 from pegboard.engine.interrupts import InterruptShield
 from pegboard.engine.late import NothingLate
+from pegboard.scheduler.guard import Connected
 
 __all__ = ["EngineCore"]
 
@@ -49,9 +51,11 @@ class EngineCore:
         *,
         depth: int = 1,
         late: LateSource | None = None,
+        connected: Connected | None = None,
     ) -> None:
         """`depth` is the most steps in flight, 1 or 2; `late` makes grammar masks, if there are
-        any."""
+        any; `connected` is the KV connector's scheduler half, if there is one, and is closed here.
+        """
         assert 1 <= depth <= 2, "a third step would be started before the second may be sampled"
         self.scheduler = scheduler
         self.executor = executor
@@ -60,6 +64,7 @@ class EngineCore:
         """Steps with rows that were started before the result of one with rows was taken."""
         self._events: EventSink = events or NullSink()
         self._late = late or NothingLate()
+        self._connected = connected
         self._flights: deque[_Flight] = deque()
         """Oldest first."""
         self._told: list[EngineOutput] = []
@@ -174,6 +179,10 @@ class EngineCore:
         """What became of the batches of KV events."""
         return self._events.stats()
 
+    def store_events(self) -> list[StoreEvent]:
+        """What came to or left the KV connector's store since the last call."""
+        return [] if self._connected is None else self._connected.events()
+
     def close(self) -> None:
         """Drop the steps in flight, send the KV events that are queued, and release the device."""
         self._flights.clear()
@@ -181,3 +190,5 @@ class EngineCore:
             self._events.close()
         finally:
             self.executor.close()
+            if self._connected is not None:
+                self._connected.close()

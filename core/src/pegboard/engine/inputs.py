@@ -24,9 +24,9 @@ __all__ = ["InputProcessor", "Prompt", "TokenisedPrompt"]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": ids}`` (one of the two) with an
-optional ``cache_salt``."""
+optional ``cache_salt`` and ``kv_transfer_params``."""
 
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "kv_transfer_params")
 
 
 class _Encoder(Protocol):
@@ -40,6 +40,8 @@ class TokenisedPrompt:
     ids: list[int]
     text: str | None = None
     cache_salt: str | None = None
+    kv_transfer: dict[str, Any] | None = None
+    """For the KV connector."""
 
 
 @attrs.define
@@ -111,6 +113,7 @@ class InputProcessor:
             arrival=time.time() if arrival is None else arrival,
             priority=priority,
             cache_salt=prompt.cache_salt,
+            kv_transfer=prompt.kv_transfer,
         )
         if params.n == 1:
             return [first]
@@ -155,6 +158,15 @@ class InputProcessor:
             raise RequestError(
                 f"cache_salt={salt!r} must be a non-empty string", field="cache_salt"
             )
+        transfer = prompt.get("kv_transfer_params")
+        if transfer is not None and not isinstance(transfer, Mapping):
+            raise RequestError(
+                f"kv_transfer_params={transfer!r} must be a mapping", field="kv_transfer_params"
+            )
+        tokens = self._ids_of(prompt, salt)
+        return tokens if transfer is None else attrs.evolve(tokens, kv_transfer=dict(transfer))
+
+    def _ids_of(self, prompt: Mapping[str, Any], salt: str | None) -> TokenisedPrompt:
         text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
         if ids is not None and text is not None:
             raise _bad_prompt("it has both 'prompt' and 'prompt_token_ids'; give one of them")

@@ -151,6 +151,8 @@ class OutputProcessor:
         if item.token_ids:
             metrics.note_tokens(item.time or time.monotonic())
         request.output.num_cached_tokens = max(request.output.num_cached_tokens, item.cached_tokens)
+        if item.kv_transfer is not None:
+            request.output.kv_transfer_params = item.kv_transfer
         stop, used = self._take_text(sequence, item)
         self._take_tokens(completion, item, used)
         if stop is not None and item.finish_reason != "stop":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import attrs
 
@@ -106,4 +107,6 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int = 0
-    """Prompt tokens that came from the prefix cache."""
+    """Prompt tokens that came from the prefix cache or, through a KV connector, from outside."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """What a KV connector says of the blocks that it keeps, for the engine that will load them."""

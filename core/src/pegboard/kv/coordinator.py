@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pegboard.kv.blocks import Block, BlockPool
-from pegboard.kv.policy import GroupPolicy, Part
+from pegboard.kv.blocks import Block
+from pegboard.kv.policy import Finder, GroupPolicy, Part
 from pegboard.kv.values import Source
 
 __all__ = ["common_beginning", "parts_to_lists"]
 
 
 def common_beginning(
-    policies: Sequence[GroupPolicy], pool: BlockPool, hashes: Sequence[bytes], limit: int
+    policies: Sequence[GroupPolicy], pool: Finder, hashes: Sequence[bytes], limit: int
 ) -> int:
     """The longest beginning of at most `limit` hash units that every group can resume, in units.
 

@@ -31,6 +31,7 @@ from pegboard.kv.coordinator import common_beginning, parts_to_lists
 from pegboard.kv.events import CacheLog, EventLog, NullLog
 from pegboard.kv.groups import blocks_for, longest_request
 from pegboard.kv.hashing import BlockHasher
+from pegboard.kv.outside import OutsideBlocks
 from pegboard.kv.paged import PagedPolicy
 from pegboard.kv.policies import make_policy
 from pegboard.kv.policy import UNBOUNDED, GroupPolicy
@@ -81,6 +82,9 @@ class KVManager:
         )
         """Most encoder tokens of a request."""
         self._hasher = BlockHasher(self.prefix_match_unit)
+        unit = self.prefix_match_unit
+        self.outside = OutsideBlocks(self.pool, cache.groups, self._policies, unit, self._hash)
+        """The books of what comes from outside and goes there."""
         self._stats = CacheStats()
         self.no_blocks: list[list[int]] = [[] for _ in cache.groups]
         """What `allocate` gives where there is room already; read only."""
@@ -357,6 +361,11 @@ class KVManager:
         """Count an admitted prompt that looked into the cache, in tokens."""
         self._stats.queried_tokens += queried
         self._stats.hit_tokens += hit
+
+    def count_external(self, queried: int, hit: int) -> None:
+        """Count tokens that a connector was asked for, and those that it loaded."""
+        self._stats.external_queried_tokens += queried
+        self._stats.external_hit_tokens += hit
 
     def stats(self) -> CacheStats:
         """A copy of the counts since start or reset."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pegboard.api.kv import ChunkedLocalSpec, KVGroup, SlidingWindowSpec
 from pegboard.kv.blocks import Block, BlockKey, BlockPool
-from pegboard.kv.policy import UNBOUNDED, Part
+from pegboard.kv.policy import UNBOUNDED, Finder, Part
 from pegboard.kv.values import KVRequest, Source
 
 __all__ = ["ChunkedPolicy", "CrossPolicy", "EncoderOnlyPolicy", "PagedPolicy", "SlidingPolicy"]
@@ -44,7 +44,7 @@ class PagedPolicy:
     def leaves_at(self, entry: int) -> int:
         return UNBOUNDED
 
-    def longest(self, pool: BlockPool, hashes: Sequence[bytes], limit: int) -> int:
+    def longest(self, pool: Finder, hashes: Sequence[bytes], limit: int) -> int:
         per, number, most = self._per, 0, limit // self._per
         while number < most and pool.find(self._key(hashes, number)) is not None:
             number += 1
@@ -73,6 +73,15 @@ class PagedPolicy:
         for number in range(request.committed, units):
             block, key = table[number // per], (self.index, request.hashes[number])
             if block is not null and key not in block.keys:
+                pool.file(block, key)
+
+    def completed(self, before: int, computed: int) -> range:
+        return range(before // self.block_size, computed // self.block_size)
+
+    def file(self, pool: BlockPool, block: Block, hashes: Sequence[bytes], entry: int) -> None:
+        for number in range(entry * self._per, (entry + 1) * self._per):
+            key = (self.index, hashes[number])
+            if key not in block.keys:
                 pool.file(block, key)
 
     def fork(
@@ -106,7 +115,7 @@ class WindowPolicy(PagedPolicy):
 
     forgets = True
 
-    def longest(self, pool: BlockPool, hashes: Sequence[bytes], limit: int) -> int:
+    def longest(self, pool: Finder, hashes: Sequence[bytes], limit: int) -> int:
         units = limit
         while units > 0:
             missing = self._missing(pool, hashes, units)
@@ -116,7 +125,7 @@ class WindowPolicy(PagedPolicy):
             units = min(units - 1, (missing + 1) * self._per - 1)
         return 0
 
-    def _missing(self, pool: BlockPool, hashes: Sequence[bytes], units: int) -> int | None:
+    def _missing(self, pool: Finder, hashes: Sequence[bytes], units: int) -> int | None:
         """The last entry that a beginning of `units` units lacks."""
         tokens = units * self._unit
         first, full = self._range(tokens)

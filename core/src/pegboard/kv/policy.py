@@ -16,13 +16,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pegboard.kv.blocks import Block, BlockPool
+from pegboard.kv.blocks import Block, BlockKey, BlockPool
 from pegboard.kv.values import KVRequest, Source
 
-__all__ = ["UNBOUNDED", "GroupPolicy", "Part"]
+__all__ = ["UNBOUNDED", "Finder", "GroupPolicy", "Part"]
 
 UNBOUNDED = 1 << 62
 """A capacity that no request reaches."""
+
+
+class Finder(Protocol):
+    """Says whether there is content for a key: the pool, or a store outside."""
+
+    def find(self, key: BlockKey) -> object | None: ...
+
 
 Part = tuple[list[Block], Source | None]
 """One group's share of a beginning."""
@@ -58,7 +65,7 @@ class GroupPolicy(Protocol):
         """After how many computed tokens `entry` matters no more."""
         ...
 
-    def longest(self, pool: BlockPool, hashes: Sequence[bytes], limit: int) -> int:
+    def longest(self, pool: Finder, hashes: Sequence[bytes], limit: int) -> int:
         """The longest beginning of at most `limit` hash units that can be resumed, in units."""
         ...
 
@@ -68,6 +75,15 @@ class GroupPolicy(Protocol):
 
     def commit(self, pool: BlockPool, request: KVRequest, units: int, computed: int) -> None:
         """File what was computed since ``request.committed`` units; `units` are whole now."""
+        ...
+
+    def completed(self, before: int, computed: int) -> range:
+        """Entries whose content became whole, and stays, when a step took the computed tokens from
+        `before` to `computed`."""
+        ...
+
+    def file(self, pool: BlockPool, block: Block, hashes: Sequence[bytes], entry: int) -> None:
+        """File one whole block that was not computed here: entry `entry` of a block table."""
         ...
 
     def fork(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pegboard.api.kv import KVGroup, RecurrentSpec
 from pegboard.kv.blocks import Block, BlockPool
-from pegboard.kv.policy import Part
+from pegboard.kv.policy import Finder, Part
 from pegboard.kv.values import KVRequest, Source
 
 __all__ = ["StatePolicy"]
@@ -49,7 +49,7 @@ class StatePolicy:
         border = (start + count) // self.block_size * self.block_size
         return border - start if border > start else count
 
-    def longest(self, pool: BlockPool, hashes: Sequence[bytes], limit: int) -> int:
+    def longest(self, pool: Finder, hashes: Sequence[bytes], limit: int) -> int:
         per = self._per
         for units in range(limit // per * per, 0, -per):
             if pool.find((self.index, hashes[units - 1])) is not None:
@@ -72,6 +72,17 @@ class StatePolicy:
             block, key = table[number], (self.index, request.hashes[(number + 1) * per - 1])
             if block is not pool.null and key not in block.keys:
                 pool.file(block, key)
+
+    def completed(self, before: int, computed: int) -> range:
+        stop = computed // self.block_size
+        if self._mode == "all":
+            return range(before // self.block_size, stop)
+        return range(stop - 1 if computed % self.block_size == 0 else stop, stop)
+
+    def file(self, pool: BlockPool, block: Block, hashes: Sequence[bytes], entry: int) -> None:
+        key = (self.index, hashes[(entry + 1) * self._per - 1])
+        if key not in block.keys:
+            pool.file(block, key)
 
     def fork(
         self, pool: BlockPool, table: Sequence[Block], tokens: int, snapshots: Mapping[int, Block]

@@ -16,6 +16,7 @@ _WORDS = MappingProxyType(
     {
         "attention": "attention backend",
         "checkpoint": "checkpoint source",
+        "connector": "KV connector",
         "events": "KV event publisher",
         "model": "model family",
         "ops": "op version",

@@ -15,7 +15,7 @@ def core_descriptors() -> tuple[tuple[str, Descriptor], ...]:
     """(surface, descriptor) pairs, in order."""
     commands = (("command", Command(entry.name, entry.help, entry.target)) for entry in COMMANDS)
     scheduler = SchedulerClass(
-        "token-budget", "pegboard.scheduler:build_scheduler", max_in_flight=2
+        "token-budget", "pegboard.scheduler:build_scheduler", max_in_flight=2, transfers=True
     )
     return (*commands, ("checkpoint", _safetensors()), ("scheduler", scheduler))
 

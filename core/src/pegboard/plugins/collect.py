@@ -31,6 +31,7 @@ DESCRIPTOR_TYPES = MappingProxyType(
         "attention": "pegboard.api.attention:AttentionBackend",
         "checkpoint": "pegboard.api.checkpoint:CheckpointSource",
         "command": "pegboard.api.command:Command",
+        "connector": "pegboard.api.connector:KVConnector",
         "events": "pegboard.api.events:EventPublisher",
         "model": "pegboard.api.model:ModelFamily",
         "ops": "pegboard.api.ops:OpVersion",

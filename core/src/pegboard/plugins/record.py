@@ -37,6 +37,7 @@ GROUPS = (
 GROUP_OF_SURFACE = MappingProxyType(
     {
         "attention": "pegboard.attention",
+        "connector": "pegboard.connectors",
         "model": "pegboard.models",
         "platform": "pegboard.platforms",
         "quant": "pegboard.quant",

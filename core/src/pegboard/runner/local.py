@@ -11,10 +11,13 @@ from pegboard.api.executor import MemoryProfile, Pending
 from pegboard.api.kv import KVCacheConfig, KVSlot
 from pegboard.api.model import LanguageModel
 from pegboard.api.step import StepPlan
+from pegboard.api.transfer import ConnectorLink
 from pegboard.config.engine import EngineConfig
 from pegboard.config.fit import DeviceMemory, check_fit
 from pegboard.config.model import ResolvedModel
 from pegboard.nn import Weighted
+from pegboard.runner.connect import connect_worker
+from pegboard.runner.identity import engine_identity
 from pegboard.runner.memory import step_peak
 from pegboard.runner.runner import ModelRunner
 from pegboard.runner.setup import OpenedDevice, open_device
@@ -125,6 +128,22 @@ class LocalExecutor:
             return self._thread.execute(plan)
         return self._ready().execute(plan)
 
+    def connect(self) -> ConnectorLink:
+        runner, opened = self._ready(), self._device()
+        wanted = self._config.kv_transfer_config
+        assert wanted is not None, "there is no connector"
+        layouts = [attention.layout for attention in opened.attention]
+        worker, link = connect_worker(
+            self._board,
+            wanted,
+            runner.cache,
+            runner.storage,
+            engine_identity(opened.model, self._config, runner.cache, layouts),
+            opened.device,
+        )
+        runner.connect(worker)
+        return link
+
     def facts(self) -> dict[str, Any]:
         opened = self._device()
         return {
@@ -141,6 +160,8 @@ class LocalExecutor:
         if self._thread is not None:
             self._thread.close()
             self._thread = None
+        if self._runner is not None:
+            self._runner.close()
         self._runner = self._model = self._opened = None
 
     def _device(self) -> OpenedDevice:

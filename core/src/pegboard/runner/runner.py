@@ -11,10 +11,12 @@ from pegboard.api.attention import AttentionKernel
 from pegboard.api.kv import KVCacheConfig, KVTensors
 from pegboard.api.model import Batch, GroupBatch, LanguageModel
 from pegboard.api.step import LateInputs, StepPlan, StepResult
+from pegboard.api.transfer import TransferReport
 from pegboard.runner.inputs import StepInputs, dummy_inputs, prepare
 from pegboard.runner.prompt_logprobs import PromptChunk, score_prompts
 from pegboard.runner.slots import Limits, Slots
 from pegboard.runner.storage import copy_blocks
+from pegboard.runner.transfers import NoWorker
 from pegboard.sampling.rows import SamplingRows
 from pegboard.sampling.sampler import FAULTS, Sampled, sample
 
@@ -38,29 +40,42 @@ class ModelRunner:
         self._model = model
         self._limits = limits
         self._kernels = tuple(kernels)
-        self._storage = storage
+        self.cache = cache
+        self.storage = storage
         self._slots = Slots(limits, cache.groups, device)
+        self._worker = NoWorker()
+
+    def connect(self, worker: NoWorker) -> None:
+        """From now on steps call the KV connector's worker half."""
+        self._worker = worker
+        self._kernels = tuple(worker.wrap(kernel) for kernel in self._kernels)
+
+    def close(self) -> None:
+        """Let go of the KV connector."""
+        self._worker.close()
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepInFlight:
         """Start a step: take differences, copy blocks, run the forward pass up to the logits."""
         self._slots.apply(plan)
-        copy_blocks(plan.copies, self._storage.values())
+        copy_blocks(plan.copies, self.storage.values())
+        self._worker.begin(plan)
+        computed = self._compute(plan)
+        return StepInFlight(self._slots, plan, computed, self._worker.end(plan))
+
+    def _compute(self, plan: StepPlan) -> _Computed:
+        """The forward pass of a plan, up to the logits."""
         if not plan.rows:
             if plan.dummy:
                 self.dummy([1])
-            return StepInFlight(self._slots, plan, _Computed())
+            return _Computed()
         inputs = prepare(plan, self._slots)
         batch = self._batch(inputs)
         hidden = self._model.forward(batch)
-        return StepInFlight(
-            self._slots,
-            plan,
-            _Computed(
-                inputs=inputs,
-                logits=self._logits(hidden, batch) if inputs.sample_slots else None,
-                chunks=score_prompts(self._model, batch, hidden, plan, self._slots),
-            ),
+        return _Computed(
+            inputs=inputs,
+            logits=self._logits(hidden, batch) if inputs.sample_slots else None,
+            chunks=score_prompts(self._model, batch, hidden, plan, self._slots),
         )
 
     @torch.inference_mode()
@@ -81,7 +96,7 @@ class ModelRunner:
             positions=inputs.positions,
             logit_rows=inputs.logit_rows,
             groups=groups,
-            kv=self._storage,
+            kv=self.storage,
         )
 
     def _logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -103,10 +118,13 @@ class _Computed:
 class StepInFlight:
     """`api.executor.Pending` of one plan."""
 
-    def __init__(self, slots: Slots, plan: StepPlan, computed: _Computed) -> None:
+    def __init__(
+        self, slots: Slots, plan: StepPlan, computed: _Computed, transfers: TransferReport | None
+    ) -> None:
         self._slots = slots
         self._step_id = plan.step_id
         self._computed = computed
+        self._transfers = transfers
         self._sampled: Sampled | None = None
 
     @torch.inference_mode()
@@ -123,7 +141,7 @@ class StepInFlight:
 
     def result(self) -> StepResult:
         """Tokens and log-probabilities on the host; a failed row has no tokens, and says why."""
-        result = StepResult(step_id=self._step_id, slots=[], token_ids=[])
+        result = StepResult(self._step_id, slots=[], token_ids=[], transfers=self._transfers)
         if self._sampled is not None and self._computed.inputs is not None:
             _add_tokens(result, self._computed.inputs.sample_slots, self._sampled)
         for chunk in self._computed.chunks:

@@ -12,6 +12,7 @@ from pegboard.api.attention import AttentionBackend, AttentionContext, Attention
 from pegboard.api.kv import KVCacheConfig, KVGroup, KVLayout, RecurrentSpec
 from pegboard.api.platform import DeviceRuntime, Platform
 from pegboard.api.recurrent import STATE_BORDERS
+from pegboard.config.connect import accepted_layouts, require_connector
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel
 from pegboard.errors import SelectionError
@@ -121,7 +122,16 @@ class _Kernels:
             raise SelectionError(
                 f"attention backend {backend.name} offers no KV layout for {group.spec}"
             )
-        return backend.name, kernel, layouts
+        where = f"attention backend {backend.name}, for KV group {group.index},"
+        return backend.name, kernel, tuple(self._accepted(layouts, where))
+
+    def _accepted(self, layouts: Sequence[KVLayout], where: str) -> Sequence[KVLayout]:
+        """Those that the KV connector can handle, if there is one."""
+        wanted = self.config.kv_transfer_config
+        if wanted is None:
+            return layouts
+        groups = form_groups(self.model.facts.kv_slots, self.config.block_size)
+        return accepted_layouts(require_connector(self.board, wanted, groups), layouts, where)
 
     def _backends(self) -> Iterable[AttentionBackend]:
         name = self.config.attention_backend

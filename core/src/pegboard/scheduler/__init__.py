@@ -10,4 +10,4 @@ __all__ = ["TokenBudgetScheduler", "build_scheduler"]
 
 def build_scheduler(ctx: SchedulerContext) -> TokenBudgetScheduler:
     """Entry of the core's descriptor ``token-budget``."""
-    return TokenBudgetScheduler(ctx.config, ctx.cache)
+    return TokenBudgetScheduler(ctx.config, ctx.cache, ctx.connected)

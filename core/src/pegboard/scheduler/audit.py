@@ -21,8 +21,11 @@ def audit(books: Books) -> None:
     books.slots.check([request.slot for request in books.running])
     books.kv.check(
         requests=[request.kv for request in books.requests.values()],
-        forks=books.families.forks(),
-        loose=[block for record in books.in_flight.values() for block in record.loose],
+        forks=[*books.families.forks(), *books.transfers.forks()],
+        loose=[
+            *(block for record in books.in_flight.values() for block in record.loose),
+            *books.transfers.blocks(),
+        ],
     )
 
 
@@ -32,6 +35,7 @@ def _check_rooms(books: Books) -> None:
         Status.WAITING: list(books.waiting),
         Status.RUNNING: books.running,
         Status.PARKED: list(books.families.parked()),
+        Status.LOADING: list(books.transfers.loading()),
     }
     inside = [request for room in rooms.values() for request in room]
     assert len(inside) == len(set(inside)), "a request is in two rooms"

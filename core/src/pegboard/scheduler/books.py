@@ -10,6 +10,7 @@ from pegboard.api.scheduler import SchedulerStats
 from pegboard.kv import Beginning, Fork, KVManager
 from pegboard.scheduler.draft import Draft, Record
 from pegboard.scheduler.families import Families, check_kin
+from pegboard.scheduler.no_transfers import NoTransfers
 from pegboard.scheduler.policies import POLICIES
 from pegboard.scheduler.request import Request, Status
 from pegboard.scheduler.slots import SlotBook
@@ -34,6 +35,8 @@ class Books:
         self.in_flight: dict[int, Record] = {}
         """By step, oldest first."""
         self.preemptions = 0
+        self.transfers = NoTransfers()
+        """The KV connector's books."""
 
     def enter(self, request: Request) -> None:
         """Take in a new request: to the queue, or parked with the parent whose prompt it shares."""
@@ -49,7 +52,7 @@ class Books:
     ) -> None:
         """From the queue to the running ones; `blocks` are new, beside those of `given`."""
         self.waiting.remove(request)
-        if isinstance(given, Fork):
+        if request.fork is not None and given is request.fork:
             self.families.adopt(request)
         if given.sources:
             sources = [source.block for source in given.sources]
@@ -62,6 +65,7 @@ class Books:
         request = self.running.pop()
         draft.drop(request)
         self.preemptions += 1
+        self.transfers.preempted(request)
         self._leave_device(request)
         request.preempt()
         self.waiting.push(request)
@@ -69,7 +73,7 @@ class Books:
 
     def advance(self, request: Request, computed: int) -> None:
         """Keys and values of the first `computed` tokens are in the cache now, for everyone."""
-        request.computed = computed
+        before, request.computed = request.computed, computed
         if computed < request.quiet_until:
             return
         self.kv.commit(request.kv, computed)
@@ -77,11 +81,31 @@ class Books:
             for child in self.families.prompt_done(request):
                 self.waiting.push(child)
             self.kv.drop_snapshots(request.kv)
+        self.transfers.advanced(request, before)
         self.kv.forget(request.kv, computed)  # after forks, which reach one token further back
-        request.quiet_until = self.kv.quiet_until(request.kv) if request.prompt_done else 0
+        # Without a cache of one's own nobody else watches the borders that a connector wants.
+        quiet = request.prompt_done and (self.kv.caching or not self.transfers.saves)
+        request.quiet_until = self.kv.quiet_until(request.kv) if quiet else 0
 
-    def end(self, request: Request) -> None:
+    def loaded(self, request: Request, fork: Fork | None) -> None:
+        """A request's load is over: back to the queue, with references on what it brought."""
+        if fork is None:
+            request.wait()
+        else:
+            self.families.grant(request, fork)
+        self.waiting.push(request)
+
+    def rewind(self, request: Request, fork: Fork | None) -> None:
+        """A running request read bad blocks: back to the queue, with references on good ones."""
+        self.running.remove(request)
+        self._leave_device(request)
+        request.distrust(request.epoch)
+        request.preempt()
+        self.loaded(request, fork)
+
+    def end(self, request: Request, reason: str) -> None:
         """Take a live request out of every book, whatever its state."""
+        self.transfers.ended(request, reason)
         if request.status is Status.RUNNING:
             self.running.remove(request)
             self._leave_device(request)

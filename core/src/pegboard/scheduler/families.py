@@ -73,6 +73,11 @@ class Families:
         """The child is admitted: its references are its own from now on."""
         return self._forked.pop(child)
 
+    def grant(self, request: Request, fork: Fork) -> None:
+        """Give a request references on a beginning that was loaded; it may be queued then."""
+        request.wait(fork)
+        self._forked[request] = fork
+
     def release(self, child: Request) -> None:
         """The child's references, if it has any, are given up."""
         fork = self._forked.pop(child, None)
@@ -103,7 +108,7 @@ class Families:
         """Verify states; raises `AssertionError` naming the request that is off."""
         for leader, children in self._parked.items():
             assert children, f"{leader.request_id!r} leads nobody"
-            assert leader.status in (Status.WAITING, Status.RUNNING), (
+            assert leader.status in (Status.WAITING, Status.LOADING, Status.RUNNING), (
                 f"{leader.request_id!r} is gone"
             )
             assert leader.leader is None, f"{leader.request_id!r} leads and is led"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,6 +26,8 @@ class Status(enum.Enum):
     """In the waiting queue: new, preempted, or a child whose parent's prompt is computed."""
     PARKED = "parked"
     """A child that waits for another request to compute their prompt."""
+    LOADING = "loading"
+    """Waits until its beginning is loaded from outside."""
     RUNNING = "running"
     """Has a slot and blocks."""
     FINISHED = "finished"
@@ -82,6 +84,10 @@ class Request(msgspec.Struct, eq=False):
     """While parked: the request that computes the prompt."""
     events: list[RequestEvent] = msgspec.field(default_factory=list)
     """What happened since the last output."""
+    trusted: int = 0
+    """Steps of epochs before this one may have read bad blocks: what they bring is dropped."""
+    kv_params: dict[str, Any] | None = None
+    """Told with the last output: what the KV connector says of the blocks that it keeps."""
 
     @classmethod
     def make(cls, origin: EngineRequest, kv: KVRequest, order: int) -> Request:
@@ -151,6 +157,14 @@ class Request(msgspec.Struct, eq=False):
     def wait(self, fork: Fork | None = None) -> None:
         """Wait in the queue, with references on the prompt if another request computed it."""
         self.status, self.leader, self.fork = Status.WAITING, None, fork
+
+    def load(self) -> None:
+        """Wait for a load."""
+        self.status = Status.LOADING
+
+    def distrust(self, epoch: int) -> None:
+        """Steps up to this epoch read bad blocks."""
+        self.trusted = max(self.trusted, epoch + 1)
 
     def admit(self, slot: int, start: int) -> None:
         """Start running, with `start` tokens computed already."""

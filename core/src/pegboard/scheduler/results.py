@@ -81,6 +81,7 @@ def make_output(
         cached_tokens=request.cached_tokens,
         events=request.take_events(),
         time=monotonic(),
+        kv_transfer=request.kv_params,
     )
 
 
@@ -94,4 +95,5 @@ def make_end(request: Request, reason: str, error: str | None = None) -> EngineO
         error=error,
         events=request.take_events(),
         time=monotonic(),
+        kv_transfer=request.kv_params,
     )

@@ -16,13 +16,14 @@ class Room:
 
     def __init__(self, kv: KVManager, config: EngineConfig) -> None:
         self._kv = kv
-        self._watermark = int(config.watermark * kv.pool.total)
+        self.watermark = int(config.watermark * kv.pool.total)
+        """Blocks that stay available in any case."""
         self._whole_input = config.scheduler_reserve_full_isl
 
     def any(self, running: Sequence[Request]) -> bool:
         """Enough blocks are available to look for somebody to admit beside these."""
         pool = self._kv.pool
-        return not running or not pool.total or pool.available > self._watermark
+        return not running or not pool.total or pool.available > self.watermark
 
     def reserve(self, request: Request, stop: int, running: Sequence[Request]) -> int:
         """Blocks to leave beside those for the first `stop` tokens of a request.
@@ -32,6 +33,6 @@ class Room:
         if not running:
             return 0
         if not self._whole_input:
-            return self._watermark
+            return self.watermark
         rest = self._kv.blocks_for(request.known) - self._kv.blocks_for(stop)
-        return self._watermark + rest
+        return self.watermark + rest

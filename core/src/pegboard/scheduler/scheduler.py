@@ -26,10 +26,12 @@ from pegboard.scheduler.admission import check_request
 from pegboard.scheduler.audit import audit
 from pegboard.scheduler.books import Books
 from pegboard.scheduler.draft import Draft, Record
+from pegboard.scheduler.guard import Connected
 from pegboard.scheduler.limits import PrefillLimits
 from pegboard.scheduler.request import Request, Status
 from pegboard.scheduler.results import LENGTH, make_end, make_output, take_scores, take_tokens
 from pegboard.scheduler.room import Room
+from pegboard.scheduler.transfers import Transfers
 
 __all__ = ["TokenBudgetScheduler"]
 
@@ -37,7 +39,10 @@ __all__ = ["TokenBudgetScheduler"]
 class TokenBudgetScheduler:
     """Implements `pegboard.api.scheduler.Scheduler` over the cache that the executor allocated."""
 
-    def __init__(self, config: EngineConfig, cache: KVCacheConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, cache: KVCacheConfig, connected: Connected | None = None
+    ) -> None:
+        """`connected` is the KV connector's scheduler half, if there is one."""
         self._budget = config.max_num_batched_tokens
         self._chunked = config.enable_chunked_prefill
         self._kv = KVManager(
@@ -49,6 +54,9 @@ class TokenBudgetScheduler:
         self._limits = PrefillLimits(config)
         self._room = Room(self._kv, config)
         self._books = Books(self._kv, config.max_num_seqs, config.scheduling_policy)
+        if connected is not None:
+            self._books.transfers = Transfers(connected, self._books, self._room.watermark)
+        self._transfers = self._books.transfers
         self._arrivals = self._steps = 0
         self._resync = False
 
@@ -61,18 +69,18 @@ class TokenBudgetScheduler:
         self._arrivals += 1
 
     def abort(self, ids: Iterable[str]) -> list[EngineOutput]:
-        return [make_end(request, "abort") for request in self._end_all(ids)]
+        return [make_end(request, "abort") for request in self._end_all(ids, "abort")]
 
     def finish(self, ids: Iterable[str], reason: str) -> None:
-        self._end_all(ids)
+        self._end_all(ids, reason)
 
-    def _end_all(self, ids: Iterable[str]) -> list[Request]:
+    def _end_all(self, ids: Iterable[str], reason: str) -> list[Request]:
         """End the live ones among `ids`."""
         live = self._books.requests
         ended = [live[name] for name in dict.fromkeys(ids) if name in live]
         # Children before the parent that they wait for, else each would become the next one's.
         for request in reversed(ended):
-            self._books.end(request)
+            self._books.end(request, reason)
         return ended
 
     # Planning
@@ -176,8 +184,12 @@ class TokenBudgetScheduler:
         if self._limits.passes_over(request.known - given.tokens):
             books.waiting.set_aside(request)
             return True
-        if self._start(request, given, draft):
+        found = self._transfers.look(request, given)
+        if isinstance(found, bool):
+            return found
+        if self._start(request, found, draft):
             return True
+        self._transfers.withdraw()
         if books.running or books.landing_frees:
             return False
         # Alone, a request fits: only references of waiting children can be in the way, or a hit,
@@ -201,6 +213,7 @@ class TokenBudgetScheduler:
         self._count_hit(request, given)
         self._limits.admitted(rest, count)
         self._books.start(request, given, new, draft)
+        self._transfers.started(request, given, draft.step_id)
         self._snapshot(request, given.tokens, draft)
         draft.restate(request, held)
         draft.add_row(request, count, new)
@@ -226,12 +239,14 @@ class TokenBudgetScheduler:
     def _dispatch(self, draft: Draft, resync: bool) -> StepPlan:
         """Seal the step and remember it until its update.
 
-        A step without rows changes nothing: freed slots are told with the next one that has some.
+        A step without rows or transfers changes nothing: freed slots are told with the next one
+        that has some.
         """
-        if draft.empty:
+        if draft.empty and not self._transfers.busy:
             return draft.seal([], False).plan
         record = draft.seal(self._books.slots.freed(), resync)
         self._books.in_flight[record.plan.step_id] = record
+        record.plan.connector = self._transfers.step(record)
         self._steps += 1
         self._resync = self._resync and not resync
         return record.plan
@@ -239,11 +254,11 @@ class TokenBudgetScheduler:
     # Updating
 
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
-        if not plan.slots:
+        if not plan.slots and plan.connector is None:
             return []
         record = self._record(plan, result)
         tokens = dict(zip(result.slots, result.token_ids, strict=True))
-        outputs = []
+        outputs = self._transfers.take(record, result)
         finished = Status.FINISHED
         for row, request in enumerate(record.requests):
             if request.status is finished:
@@ -274,11 +289,13 @@ class TokenBudgetScheduler:
         plan, request = record.plan, record.requests[row]
         slot, samples = plan.slots[row], plan.samples[row]
         request.placeholders -= samples
+        if record.epochs[row] < request.trusted:
+            return None
         error = result.failed.get(slot)
         if error is None and samples and not sampled:
             error = "the executor returned no token for this request"
         if error is not None:
-            self._books.end(request)
+            self._books.end(request, "error")
             return make_end(request, "error", error)
         computed = plan.starts[row] + plan.counts[row]
         if record.epochs[row] == request.epoch:
@@ -288,7 +305,7 @@ class TokenBudgetScheduler:
         if ending is None and not request.max_tokens and request.prompt_done:
             ending = LENGTH
         if ending is not None:
-            self._books.end(request)
+            self._books.end(request, ending.reason)
         elif not taken and scores is None:
             return None
         return make_output(request, taken, ending, scores, result.logprobs.get(slot))
@@ -296,13 +313,18 @@ class TokenBudgetScheduler:
     # The rest of the contract
 
     def has_work(self) -> bool:
-        return bool(self._books.requests or self._books.in_flight)
+        return bool(self._books.requests or self._books.in_flight or self._transfers.busy)
 
     def stats(self) -> SchedulerStats:
-        return self._books.stats()
+        stats = self._books.stats()
+        stats.connector = self._transfers.stats()
+        return stats
 
     def reset_prefix_cache(self) -> bool:
-        return self._kv.reset()
+        if not self._kv.reset():
+            return False
+        self._transfers.reset("cache")
+        return True
 
     def take_events(self) -> list[KVEvent]:
         return self._kv.take_events()

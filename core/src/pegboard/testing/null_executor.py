@@ -8,6 +8,8 @@ from typing import Any
 from pegboard.api.executor import MemoryProfile, Pending
 from pegboard.api.kv import FullAttentionSpec, KVCacheConfig, KVSlot
 from pegboard.api.step import LateInputs, StepPlan, StepResult
+from pegboard.api.transfer import ConnectorLink
+from pegboard.errors import UnsupportedError
 
 __all__ = ["NullExecutor"]
 
@@ -36,6 +38,10 @@ class NullExecutor:
 
     def warm_up(self) -> None:
         """Nothing to warm."""
+
+    def connect(self) -> ConnectorLink:
+        """There is no cache to attach to."""
+        raise UnsupportedError("the null executor has no storage for a KV connector")
 
     def facts(self) -> dict[str, Any]:
         return {"device": "null"}

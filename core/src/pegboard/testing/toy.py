@@ -26,9 +26,11 @@ from pegboard.api.step import (
     StepResult,
     TokenLogprobs,
 )
+from pegboard.api.transfer import ConnectorLink
 from pegboard.api.views import EngineRequest
+from pegboard.errors import UnsupportedError
 from pegboard.testing.scripted_masks import Rule, allowed_ids
-from pegboard.testing.toy_cache import ToyCache, ToyRow
+from pegboard.testing.toy_cache import RowCache, ToyCache, ToyRow
 
 __all__ = ["ToyCounts", "ToyExecutor", "toy_generate", "toy_token"]
 
@@ -124,7 +126,7 @@ class ToyExecutor:
             for layer in range(groups)
         ]
         self._poison = poison
-        self._cache: ToyCache | None = None
+        self._cache: RowCache | None = None
         self._rows: dict[int, _Row] = {}
         self._used_slots: set[int] = set()
 
@@ -142,6 +144,10 @@ class ToyExecutor:
 
     def warm_up(self) -> None:
         """Nothing to warm."""
+
+    def connect(self) -> ConnectorLink:
+        """There is nothing to attach to; see `pegboard.testing.toy_pages`."""
+        raise UnsupportedError("the toy executor has no storage for a KV connector")
 
     def facts(self) -> dict[str, Any]:
         return {"device": "toy"}

@@ -7,6 +7,7 @@ it last, so that a block that two groups hold at once is noticed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from pegboard.api.kv import (
     ChunkedLocalSpec,
@@ -19,7 +20,7 @@ from pegboard.api.kv import (
 )
 from pegboard.api.step import BlockCopy
 
-__all__ = ["ToyCache", "ToyRow"]
+__all__ = ["RowCache", "ToyCache", "ToyRow"]
 
 
 class ToyRow:
@@ -30,6 +31,30 @@ class ToyRow:
         self.tables = [list(blocks) for blocks in tables]
         self.encoded = False
         """The encoder's tokens are written, or came with a fork."""
+
+
+class RowCache(Protocol):
+    """What the toy executor stores rows in."""
+
+    def copy(self, copy: BlockCopy) -> None: ...
+
+    def holds_state(self, group: int) -> bool: ...
+
+    def recall(self, row: ToyRow, start: int) -> None:
+        """Check what a step that begins at `start` reads before it writes."""
+        ...
+
+    def written(self, row: ToyRow, start: int, stop: int) -> set[int]:
+        """Blocks that `write` of the tokens ``start`` to ``stop`` changes."""
+        ...
+
+    def write(self, row: ToyRow, start: int, stop: int) -> None:
+        """Store tokens ``start`` to ``stop``."""
+        ...
+
+    def verify(self, slot: int, row: ToyRow, start: int, stop: int) -> None:
+        """Everything that these tokens attend to is what the row's own tokens would have stored."""
+        ...
 
 
 class ToyCache:

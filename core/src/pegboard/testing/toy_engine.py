@@ -6,7 +6,8 @@ For tests of bookkeeping.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,9 +16,14 @@ from pegboard.api.params import SamplingParams
 from pegboard.api.step import LateInputs, StepPlan
 from pegboard.api.views import EngineOutput, EngineRequest
 from pegboard.config.engine import EngineConfig
+from pegboard.engine.connect import connect
 from pegboard.kv import form_groups, size_cache
 from pegboard.scheduler import TokenBudgetScheduler
+from pegboard.scheduler.guard import Connected
 from pegboard.testing.toy import ToyExecutor
+
+if TYPE_CHECKING:
+    from pegboard.plugins import Board
 
 __all__ = ["Told", "ToyEngine", "toy_request"]
 
@@ -83,7 +89,8 @@ class ToyEngine:
     """A scheduler, a toy executor, and what came of each request.
 
     `depth` steps are planned before the first of them is updated; 1 is synchronous. `options` are
-    fields of `EngineConfig`.
+    fields of `EngineConfig`. A KV connector is found on `board`; `join` may change what is joined
+    to the scheduler.
     """
 
     def __init__(
@@ -93,6 +100,8 @@ class ToyEngine:
         depth: int = 1,
         executor: ToyExecutor | None = None,
         check: bool = True,
+        board: Board | None = None,
+        join: Callable[[Connected], Connected] = lambda connected: connected,
         **options: Any,
     ) -> None:
         options.setdefault("max_num_seqs", 8)
@@ -101,7 +110,12 @@ class ToyEngine:
         groups = form_groups(self.executor.kv_slots(), config.block_size)
         cache = size_cache(groups, config, available_bytes=0, max_model_len=1)
         self.executor.allocate(cache)
-        self.scheduler = TokenBudgetScheduler(config, cache)
+        self.connected: Connected | None = None
+        if config.kv_transfer_config is not None:
+            assert board is not None, "a connector is found on a board"
+            link = self.executor.connect()
+            self.connected = join(connect(board, config.kv_transfer_config, cache, link))
+        self.scheduler = TokenBudgetScheduler(config, cache, self.connected)
         self.told: dict[str, Told] = {}
         self.plans: list[StepPlan] = []
         self._depth = depth
@@ -116,9 +130,9 @@ class ToyEngine:
         self._tell(self.scheduler.abort(ids))
 
     def launch(self) -> bool:
-        """Plan and start one step; False if it has no rows."""
+        """Plan and start one step; False if there is nothing to do."""
         plan = self.scheduler.plan()
-        if not plan.rows:
+        if plan.idle:
             return False
         self.plans.append(plan)
         for flight in self._in_flight:
@@ -156,6 +170,12 @@ class ToyEngine:
     def cached(self) -> set[tuple[int, bytes]]:
         """What the prefix cache holds: pairs of group and hash."""
         return self.scheduler.cached()
+
+    def close(self) -> None:
+        """Close the executor and the connector."""
+        self.executor.close()
+        if self.connected is not None:
+            self.connected.close()
 
     def _tell(self, outputs: list[EngineOutput]) -> None:
         for output in outputs:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from pegboard.api.connector import KVConnector
 from pegboard.api.hooks import hookimpl
 from pegboard.api.model import ModelFamily
 from pegboard.api.platform import Platform
+from pegboard.testing.connectors import SCRIPTED_CONNECTOR
 from pegboard.testing.families import HYBRID_FAMILY, SCRIPTED_FAMILY, TINY_FAMILY
 from pegboard.testing.null_platform import NULL_PLATFORM
 
-PEGBOARD_API = {"model": 0, "platform": 0}
+PEGBOARD_API = {"connector": 0, "model": 0, "platform": 0}
 
 
 @hookimpl
 def pegboard_model_families() -> tuple[ModelFamily, ...]:
     """The families ``tiny``, ``tiny-hybrid`` and ``scripted``."""
     return (TINY_FAMILY, HYBRID_FAMILY, SCRIPTED_FAMILY)
+
+
+@hookimpl
+def pegboard_connectors() -> tuple[KVConnector, ...]:
+    """The connector ``scripted``."""
+    return (SCRIPTED_CONNECTOR,)
 
 
 @hookimpl
