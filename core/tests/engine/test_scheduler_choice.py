@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from pegboard.api.kv import KVCacheConfig
 from pegboard.api.scheduler import Scheduler, SchedulerClass
 from pegboard.api.views import EngineRequest
 from pegboard.config.engine import EngineConfig
 from pegboard.engine.build import build_core
+from pegboard.engine.choose_scheduler import make_scheduler
 from pegboard.engine.core import EngineCore
 from pegboard.errors import ConfigError, DuplicateError, MissingPluginError, PluginError
 from pegboard.plugins import Board, build_board
@@ -120,6 +122,14 @@ def test_the_allowlist_governs_schedulers_named_by_path() -> None:
         core(board(VLLM_PLUGINS="llama"), scheduler_cls="foreign_scheduler:LongestFirst")
     own = core(board(VLLM_PLUGINS=""), scheduler_cls="pegboard.scheduler:build_scheduler")
     assert type(own.scheduler) is TokenBudgetScheduler
+
+
+def test_a_scheduler_that_declares_no_transfers_is_refused_with_a_connector() -> None:
+    pegs = board(SchedulerClass("longest-first", "foreign_scheduler:LongestFirst"))
+    config = EngineConfig(model="m", scheduler_cls="longest-first")
+    connected: Any = object()
+    with pytest.raises(ConfigError, match=r"'longest-first' is not allowed together with kv_tr"):
+        make_scheduler(pegs, config, KVCacheConfig((), 1), connected)
 
 
 def test_the_contract_is_what_the_cores_scheduler_has() -> None:
