@@ -22,6 +22,7 @@ from pegboard.api.connector import (
     Match,
     MatchAnswer,
     Now,
+    Pending,
     Piece,
     SchedulerHalf,
     SchedulerHalfContext,
@@ -42,6 +43,8 @@ __all__ = ["FilesystemScheduler"]
 EVENTS = 4096
 """Most events that wait to be asked for."""
 SWEEP_SECONDS = 60.0
+WAIT_SECONDS = 2.0
+"""Longest time that a request waits for what another one is loading, before it loads the same."""
 
 
 @attrs.define
@@ -51,6 +54,8 @@ class _Question:
     version: int = -1
     limit: int = -1
     found: int = 0
+    waits_until: float = 0.0
+    """0: it has not waited for another request's load."""
 
 
 @attrs.frozen
@@ -74,6 +79,8 @@ class FilesystemScheduler(SchedulerHalf):
             )
         handshake = msgspec.convert(ctx.handshakes[0], Handshake)
         self._longest = ctx.longest
+        self._groups = [group for group in ctx.groups if group.slot_bytes()]
+        self._unit = ctx.unit
         self._folder = Digest(ctx.identity).folder
         self._sizes = handshake.sizes
         policy = make_eviction(self._settings.eviction, self._settings.max_bytes)
@@ -81,6 +88,8 @@ class FilesystemScheduler(SchedulerHalf):
         self._questions: dict[str, _Question] = {}
         self._computed: dict[str, int] = {}
         self._reading: dict[int, _Reading] = {}
+        self._loading: Counter[str] = Counter()
+        """Files that are being read."""
         self._counts: Counter[str] = Counter()
         self._events: deque[StoreEvent] = deque(maxlen=EVENTS)
         self._paused = False
@@ -106,8 +115,24 @@ class FilesystemScheduler(SchedulerHalf):
             asked.version, asked.limit = self._index.version, question.limit
         if asked.found <= question.computed:
             return Now(0)
+        if self._should_wait(question, asked):
+            return Pending()
         self._computed[name] = question.computed
         return Later(asked.found - question.computed, self._settings.load_timeout)
+
+    def _should_wait(self, question: Match, asked: _Question) -> bool:
+        """Another request is loading the next block: soon it is in the engine's own cache."""
+        hashes, computed = question.request.block_hashes, question.computed
+        for group in self._groups:
+            unit = (computed // group.block_size + 1) * group.block_size // self._unit - 1
+            shared = unit < len(hashes) and self._name(group.index, hashes[unit]) in self._loading
+            if shared:
+                now = time.monotonic()
+                asked.waits_until = asked.waits_until or now + WAIT_SECONDS
+                return now < asked.waits_until
+        if asked.waits_until:  # once is enough: the cache may be off
+            asked.waits_until = -1.0
+        return False
 
     def allocated(self, what: Allocated) -> None:
         load, request_id = what.load, what.request.request_id
@@ -115,6 +140,7 @@ class FilesystemScheduler(SchedulerHalf):
         tokens = load.tokens - self._computed.get(request_id, 0)
         self._reading[load.load_id] = _Reading(names, tokens, time.monotonic())
         self._index.use(names)
+        self._loading.update(names)
 
     def finished(self, what: Finished) -> Keep | None:
         self._questions.pop(what.request.request_id, None)
@@ -162,7 +188,7 @@ class FilesystemScheduler(SchedulerHalf):
         self._index.sweep()
         limit = now - 2 * self._settings.load_timeout
         for load_id in [n for n, reading in self._reading.items() if reading.since < limit]:
-            self._index.free(self._reading.pop(load_id).names)
+            self._end(self._reading.pop(load_id))
 
     # Reports
 
@@ -171,10 +197,16 @@ class FilesystemScheduler(SchedulerHalf):
         for load_id in report.received:
             reading = self._reading.pop(load_id, None)
             if reading is not None:
-                self._index.free(reading.names)
+                self._end(reading)
                 self._count_load(reading, failed[load_id])
         if report.extra is not None:
             self._learn(msgspec.convert(report.extra, Told))
+
+    def _end(self, reading: _Reading) -> None:
+        """Its files are read no longer."""
+        self._index.free(reading.names)
+        self._loading.subtract(reading.names)
+        self._loading = +self._loading
 
     def _count_load(self, reading: _Reading, failed: int) -> None:
         self._counts["failed_loads" if failed else "hits"] += 1
