@@ -131,7 +131,8 @@ from pegboard_testkit.connector_kit import ConnectorKit
 
 class TestCellar(ConnectorKit):
     connector = "cellar"
-    operations = 200
+    operations = 150
+    kinds = ("full", "sliding and full", "all that have hits")
 
     def settings(self, folder):
         return {"path": str(folder)}

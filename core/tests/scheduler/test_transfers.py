@@ -26,7 +26,7 @@ from pegboard.testing.scripted_connector import Script
 from pegboard.testing.toy import toy_generate
 from pegboard.testing.toy_connected import Clock, InsistentHalf, connected_engine
 from pegboard.testing.toy_engine import ToyEngine, toy_request
-from pegboard.testing.toy_pages import Faults, PagedToyExecutor
+from pegboard.testing.toy_paged import Faults, PagedToyExecutor
 
 SYNCHRONOUS = attrs.evolve(
     SCRIPTED_CONNECTOR,

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pegboard.api.connector import (
-    Admitted,
     Allocated,
     ConnectorStep,
     Finished,
@@ -22,19 +21,18 @@ from pegboard.api.connector import (
     Load,
     Match,
     Pending,
-    Piece,
-    StepView,
     TransferReport,
 )
 from pegboard.api.step import StepResult
-from pegboard.api.views import BlocksView, EngineOutput
+from pegboard.api.views import EngineOutput
 from pegboard.kv import Beginning, Block, Fork
 from pegboard.scheduler.draft import Record
 from pegboard.scheduler.guard import Connected
 from pegboard.scheduler.loads import Flight, HoldBook, LoadBook
+from pegboard.scheduler.news import News
 from pegboard.scheduler.no_transfers import NoTransfers
 from pegboard.scheduler.request import Request, Status
-from pegboard.scheduler.views import NO_BLOCKS, blocks_view, request_view
+from pegboard.scheduler.views import blocks_view, request_view
 
 if TYPE_CHECKING:
     from pegboard.scheduler.books import Books
@@ -64,24 +62,12 @@ class Transfers(NoTransfers):
         self._barred: set[Request] = set()
         """Live requests whose load failed: they compute the rest themselves."""
         self._reset: str | None = None
-        self._forget_news()
-
-    def _forget_news(self) -> None:
-        """Everything was told with a step."""
-        self._begun: list[Flight] = []
-        self._admitted: list[tuple[Request, bool]] = []
-        self._filled: list[Piece] = []
-        self._filled_blocks: list[Block] = []
-        self._preempted: list[str] = []
-        self._finished: list[str] = []
-        self._dropped: list[int] = []
-        self._pending = False
-        """A request stepped aside, since the connector does not know yet."""
+        self._news = News()
 
     @property
     def busy(self) -> bool:
         flying = self._loads or self._keeps or self._saves
-        return bool(flying or self._filled or self._pending)
+        return bool(flying or self._news.urgent)
 
     # A request wants to start
 
@@ -95,7 +81,7 @@ class Transfers(NoTransfers):
         self._count_question(request, given)
         if isinstance(answer, Pending):
             self._books.waiting.set_aside(request)
-            self._pending = True
+            self._news.pending = True
             return True
         border = self._outside.border
         tokens = min(given.tokens + answer.tokens, limit) // border * border
@@ -134,7 +120,7 @@ class Transfers(NoTransfers):
         self._tell_allocated(request, flight)
 
     def started(self, request: Request, given: Beginning, step_id: int) -> None:
-        self._admitted.append((request, request.epoch > 0))
+        self._news.admitted.append((request, request.epoch > 0))
         flight, self._offer = self._offer, None
         if flight is None:
             return
@@ -154,7 +140,7 @@ class Transfers(NoTransfers):
     def _tell_allocated(self, request: Request, flight: Flight) -> None:
         hashes = self._outside.hashes(request.kv, flight.load.tokens)
         blocks = blocks_view([b.id for b in table] for table in flight.fork.blocks)
-        self._begun.append(flight)
+        self._news.begun.append(flight)
         self._connector.allocated(Allocated(request_view(request, hashes), blocks, flight.load))
 
     def _count_question(self, request: Request, given: Beginning) -> None:
@@ -174,19 +160,19 @@ class Transfers(NoTransfers):
             return
         pieces = self._outside.filled(request.kv, before, request.computed)
         if pieces:
-            self._filled += pieces
-            self._filled_blocks += self._outside.hold([piece.block for piece in pieces])
+            self._news.filled += pieces
+            self._news.filled_blocks += self._outside.hold([piece.block for piece in pieces])
 
     def preempted(self, request: Request) -> None:
-        self._preempted.append(request.request_id)
+        self._news.preempted.append(request.request_id)
 
     def ended(self, request: Request, reason: str) -> None:
         dropped = self._loads.orphan(request)
         if dropped is not None:
-            self._dropped.append(dropped)
+            self._news.dropped.append(dropped)
         self._asked.discard(request)
         self._barred.discard(request)
-        self._finished.append(request.request_id)
+        self._news.finished.append(request.request_id)
         held = request.kv.block_ids() if request.status is Status.RUNNING else []
         hashes = self._outside.hashes(request.kv, request.computed)
         keep_id = self._next()
@@ -202,10 +188,10 @@ class Transfers(NoTransfers):
     # A step goes out
 
     def step(self, record: Record) -> ConnectorStep:
-        view = self._view(record)
-        loads = [flight.load for flight in self._begun]
-        record.loose += self._filled_blocks
-        self._forget_news()
+        news, self._news = self._news, News()
+        record.loose += news.filled_blocks
+        loads = [flight.load for flight in news.begun]
+        view = news.view(record, self._outside)
         order = self._connector.step(view)
         reset, self._reset = self._reset, None
         if order is None:
@@ -216,28 +202,6 @@ class Transfers(NoTransfers):
         if order.holds:
             self._saves.add(view.step_id, self._outside.hold(order.holds), order.timeout)
         return ConnectorStep(order.metadata, loads, reset)
-
-    def _view(self, record: Record) -> StepView:
-        plan = record.plan
-        return StepView(
-            step_id=plan.step_id,
-            request_ids=tuple(request.request_id for request in record.requests),
-            starts=tuple(plan.starts),
-            counts=tuple(plan.counts),
-            new_blocks=tuple(_new_blocks(blocks) for blocks in plan.new_blocks),
-            admitted=tuple(self._admissions()),
-            loads=tuple(flight.load for flight in self._begun),
-            filled=tuple(self._filled),
-            preempted=tuple(self._preempted),
-            finished=tuple(self._finished),
-            dropped=tuple(self._dropped),
-        )
-
-    def _admissions(self) -> Iterator[Admitted]:
-        for request, resumed in self._admitted:
-            hashes = self._outside.hashes(request.kv, request.num_prompt)
-            blocks = blocks_view(request.kv.block_ids())
-            yield Admitted(request_view(request, hashes), blocks, resumed)
 
     # A step comes back
 
@@ -250,7 +214,7 @@ class Transfers(NoTransfers):
         for flight in self._loads.of_step(record.plan.step_id):
             outputs += self._judge(flight, result)
         for flight in self._loads.expired():
-            self._dropped.append(flight.load.load_id)
+            self._news.dropped.append(flight.load.load_id)
             flight.fail()
             outputs += self._land(flight)
         freed = self._keeps.release(report.sent) + self._keeps.expired()
@@ -336,7 +300,7 @@ class Transfers(NoTransfers):
         return self._loads.forks()
 
     def blocks(self) -> list[Block]:
-        return self._keeps.blocks() + self._saves.blocks() + self._filled_blocks
+        return self._keeps.blocks() + self._saves.blocks() + self._news.filled_blocks
 
     def stats(self) -> dict[str, float]:
         return {**self._counts, **self._connector.stats()}
@@ -344,10 +308,6 @@ class Transfers(NoTransfers):
     def reset(self, reason: str) -> None:
         self._reset = reason
         self._connector.reset(reason)
-
-
-def _new_blocks(blocks: list[list[int]]) -> BlocksView:
-    return blocks_view(blocks) if any(blocks) else NO_BLOCKS
 
 
 def _failure(flight: Flight) -> EngineOutput:

@@ -27,7 +27,7 @@ from pegboard.plugins import Board, load_plugins
 from pegboard.scheduler.guard import Connected
 from pegboard.testing.toy_engine import ToyEngine
 from pegboard.testing.toy_kinds import TOY_KINDS
-from pegboard.testing.toy_pages import Faults, PagedToyExecutor
+from pegboard.testing.toy_paged import Faults, PagedToyExecutor
 
 __all__ = ["Clock", "InsistentHalf", "connected_engine", "installed_board"]
 

@@ -6,12 +6,17 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+from pegboard.api.connector import FailedBlock, TransferReport
 from pegboard.api.params import SamplingParams
 from pegboard.api.views import EngineRequest
 from pegboard.testing.toy import toy_generate
 from pegboard.testing.toy_engine import ToyEngine, toy_request
+from pegboard.testing.toy_paged import Faults
 
-__all__ = ["Storm", "check_answers", "family", "requests", "run"]
+__all__ = ["Storm", "check_answers", "distortion", "family", "requests", "run", "spoiling"]
+
+_NOBODY = 10**9
+"""An id that was never given."""
 
 
 def requests(
@@ -136,3 +141,37 @@ class Storm:
         told, whole = self.engine.told[name].token_ids, toy_generate(request)
         self.done[reason] += 1
         assert told == (whole if reason == "length" else whole[: len(told)]), f"{name} differs"
+
+
+def spoiling(entry: int) -> Faults:
+    """Loads fail at this entry of the block table, in every group."""
+    return Faults(spoils=lambda load, piece: piece.entry == entry)
+
+
+def distortion(how: str) -> Callable[[TransferReport], TransferReport]:
+    """Something that happens to reports on their way."""
+    kept: list[TransferReport] = []
+
+    def distort(report: TransferReport) -> TransferReport:
+        if how == "missing":
+            report.received, report.saved, report.sent = [], [], []
+        elif how == "unknown":
+            report.received += [_NOBODY, -1]
+            report.sent.append(_NOBODY)
+            report.saved.append(_NOBODY)
+            report.failed.append(FailedBlock(_NOBODY, 0, 1))
+        elif how == "double":
+            now = TransferReport([*report.received], [], [*report.sent], [*report.saved])
+            kept.append(now)
+            for other in kept[-4:]:
+                report.received += other.received
+                report.saved += other.saved
+                report.sent += other.sent
+        else:
+            kept.append(report)
+            held = kept.pop(0) if len(kept) > 5 else TransferReport()
+            held.failed, held.stats, held.extra = report.failed, report.stats, report.extra
+            return held
+        return report
+
+    return distort

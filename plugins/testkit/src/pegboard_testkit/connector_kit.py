@@ -26,12 +26,10 @@ from typing import Any
 import pytest
 
 from pegboard.api.connector import (
-    FailedBlock,
     KVConnector,
     KVTransferConfig,
     Load,
     Piece,
-    TransferReport,
 )
 from pegboard.api.views import EngineRequest
 from pegboard.errors import ConfigError
@@ -42,13 +40,20 @@ from pegboard.testing.toy_connected import (
     installed_board,
 )
 from pegboard.testing.toy_engine import ToyEngine, toy_request
-from pegboard.testing.toy_pages import Faults, PagedToyExecutor
-from pegboard_testkit.connector_case import Storm, check_answers, family, requests, run
+from pegboard.testing.toy_paged import Faults, PagedToyExecutor
+from pegboard_testkit.connector_case import (
+    Storm,
+    check_answers,
+    distortion,
+    family,
+    requests,
+    run,
+    spoiling,
+)
 
 __all__ = ["ConnectorKit"]
 
 POLICIES = ("recompute", "fail")
-ALWAYS = 10**9
 
 
 class ConnectorKit:
@@ -243,7 +248,7 @@ class ConnectorKit:
             spoiled = 0
             for entry in range(5):
                 depth = 1 + (entry + number) % 2
-                engine = make(policy, kinds=kinds, faults=_spoiling(entry), depth=depth)
+                engine = make(policy, kinds=kinds, faults=spoiling(entry), depth=depth)
                 spoiled += self._run_with_faults(engine, wanted, policy)
             assert spoiled or not self.loads, f"{kinds}: no load was spoiled"
 
@@ -271,7 +276,7 @@ class ConnectorKit:
     ) -> None:
         run(make(), requests())
         clock = Clock()
-        engine = make(faults=Faults(distort=_distortion(how)), clock=clock)
+        engine = make(faults=Faults(distort=distortion(how)), clock=clock)
         wanted = requests()
         for request in wanted:
             engine.add(request)
@@ -363,37 +368,3 @@ class ConnectorKit:
         cache = engine.scheduler.stats().cache
         asked, found = cache.external_queried_tokens, cache.external_hit_tokens
         print(f"{self.connector}, {kinds}: {found} of {asked} tokens came from outside")
-
-
-def _spoiling(entry: int) -> Faults:
-    """Loads fail at this entry of the block table, in every group."""
-    return Faults(spoils=lambda load, piece: piece.entry == entry)
-
-
-def _distortion(how: str) -> Callable[[TransferReport], TransferReport]:
-    """Something that happens to reports on their way."""
-    kept: list[TransferReport] = []
-
-    def distort(report: TransferReport) -> TransferReport:
-        if how == "missing":
-            report.received, report.saved, report.sent = [], [], []
-        elif how == "unknown":
-            report.received += [ALWAYS, -1]
-            report.sent.append(ALWAYS)
-            report.saved.append(ALWAYS)
-            report.failed.append(FailedBlock(ALWAYS, 0, 1))
-        elif how == "double":
-            now = TransferReport([*report.received], [], [*report.sent], [*report.saved])
-            kept.append(now)
-            for other in kept[-4:]:
-                report.received += other.received
-                report.saved += other.saved
-                report.sent += other.sent
-        else:
-            kept.append(report)
-            held = kept.pop(0) if len(kept) > 5 else TransferReport()
-            held.failed, held.stats, held.extra = report.failed, report.stats, report.extra
-            return held
-        return report
-
-    return distort
