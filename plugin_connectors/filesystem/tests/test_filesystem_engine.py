@@ -28,6 +28,7 @@ output token is never stored)."""
 FILE = 192 + 8 * 2 * 2 * 4
 """Bytes of one block of the toy model: header, then 8 tokens, key and value, 2 numbers each."""
 
+SIZE: Any = {"block_size": 8, "blocks": 96}
 Make = Callable[..., ToyEngine]
 
 
@@ -40,14 +41,16 @@ def board() -> Any:
 def make(board: Any, tmp_path: Path) -> Iterator[Make]:
     made: list[ToyEngine] = []
 
-    def build(role: str = "kv_both", policy: str = "recompute", **extra: Any) -> ToyEngine:
+    def build(
+        role: str = "kv_both", policy: str = "recompute", caching: bool = True, **extra: Any
+    ) -> ToyEngine:
         config = KVTransferConfig(
             kv_connector="filesystem",
             kv_role=role,
             kv_connector_extra_config={"path": str(tmp_path / "kv"), **extra},
             kv_load_failure_policy=policy,
         )
-        made.append(connected_engine(board, config, block_size=8, blocks=96))
+        made.append(connected_engine(board, config, enable_prefix_caching=caching, **SIZE))
         return made[-1]
 
     yield build
@@ -92,6 +95,18 @@ def test_blocks_are_saved_once_and_all_of_them_are_loaded(make: Make, tmp_path: 
     assert found["hit_tokens"] == engine.scheduler.stats().cache.external_hit_tokens > 4 * 16
     engine.close()
     assert [path.stat().st_ino for path in files(tmp_path)] == before, "nothing is written again"
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_what_several_requests_begin_with_is_read_once_if_the_engine_caches(
+    make: Make, caching: bool
+) -> None:
+    run_and_close(make())
+    engine = make(caching=caching)
+    run(engine, requests())
+    found = settle(engine)
+    assert found["hits"] == 4, "each finds its own tail at least"
+    assert found["loaded_blocks"] == (6 + 4 * 2 if caching else 4 * 8)
 
 
 def test_a_damaged_block_is_computed_and_its_file_removed(make: Make, tmp_path: Path) -> None:
@@ -194,7 +209,7 @@ def limited_run(path: Path) -> None:
     config = KVTransferConfig(
         kv_connector="filesystem", kv_connector_extra_config={"path": str(path)}
     )
-    engine = connected_engine(installed_board(), config, block_size=8, blocks=96)
+    engine = connected_engine(installed_board(), config, **SIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
     run(engine, requests())
