@@ -60,11 +60,14 @@ class ConnectorKit:
     """Tests of a connector; subclass it in a test file under a name that begins with ``Test``.
 
     `connector` must be given. A connector that loads nothing in the second engine by its nature
-    (one that only sends, say) has `loads` False; then hits are not demanded.
+    (one that only sends, say) has `loads` False; then hits are not demanded. One whose threads work
+    beside the steps has `punctual` False; then what depends on the time a load takes is not
+    demanded.
     """
 
     connector: str
     loads: bool = True
+    punctual: bool = True
     kinds: Sequence[str] = (
         *("full", "latent", "sliding and full", "chunked and full"),
         *("state and full", "state at every border and full", "all that have hits"),
@@ -162,7 +165,7 @@ class ConnectorKit:
             run(make(**options), salted)
             engine = make(**options)
             run(engine, salted)
-            self.demand_hits(engine, 4 * 16)
+            self.demand_hits(engine, 48)  # what all requests begin with, once at least
             self._print_hits(kinds, engine)
 
     @pytest.mark.parametrize("length", [31, 32, 33])
@@ -236,7 +239,8 @@ class ConnectorKit:
         engine = make(blocks=24, watermark=0.0)
         run(engine, wanted)
         self.demand_hits(engine)
-        assert engine.scheduler.stats().preemptions > 0, "nobody was preempted"
+        preempted = engine.scheduler.stats().preemptions > 0
+        assert preempted or not self.punctual, "nobody was preempted"
 
     @pytest.mark.parametrize("policy", POLICIES)
     def test_any_block_may_fail_to_load(

@@ -1,0 +1,100 @@
+"""``kv_connector_extra_config`` of the connector ``filesystem``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from pegboard.errors import ConfigError
+
+__all__ = ["Settings"]
+
+EVICTIONS = ("lru", "arc")
+GIB = 2**30
+
+
+def _reject(key: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError(f"kv_connector_extra_config: {key}={value!r} is not allowed: {allowed}")
+
+
+def _whole(least: int, most: int) -> Callable[[Any, attrs.Attribute[int], Any], None]:
+    def check(_: Any, field: attrs.Attribute[int], value: Any) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise _reject(field.name, value, f"a whole number from {least} to {most}")
+
+    return check
+
+
+def _seconds(_: Any, field: attrs.Attribute[float], value: Any) -> None:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
+    if not good:
+        raise _reject(field.name, value, "a number of seconds, at least 0")
+
+
+def _flag(_: Any, field: attrs.Attribute[bool], value: Any) -> None:
+    if not isinstance(value, bool):
+        raise _reject(field.name, value, "true or false")
+
+
+def _folder(_: Any, field: attrs.Attribute[str], value: Any) -> None:
+    if not isinstance(value, str) or not value:
+        raise _reject(field.name, value, "the path of a folder")
+
+
+def _eviction(_: Any, field: attrs.Attribute[str], value: Any) -> None:
+    if value not in EVICTIONS:
+        raise _reject(field.name, value, "one of " + ", ".join(EVICTIONS))
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """Where blocks are kept and how. `read` checks every key."""
+
+    path: str = attrs.field(validator=_folder)
+    """The folder. Engines may share it, also engines of different models; ``~`` is expanded."""
+    max_bytes: int = attrs.field(default=16 * GIB, validator=_whole(1, 2**62))
+    """Budget for all files under `path` together, whichever model they belong to."""
+    eviction: str = attrs.field(default="lru", validator=_eviction)
+    """What makes room: ``"lru"`` or ``"arc"``."""
+    threads: int = attrs.field(default=4, validator=_whole(1, 64))
+    """Threads that read and write."""
+    queue_bytes: int = attrs.field(default=GIB // 4, validator=_whole(1, 2**62))
+    """Host memory for copies of blocks that wait to be written; what would exceed it is not
+    saved."""
+    checksum: bool = attrs.field(default=True, validator=_flag)
+    """Write and demand a checksum of the content. Without it only the header is protected."""
+    fsync: bool = attrs.field(default=False, validator=_flag)
+    """Flush each file, and its folder, to the device. Without it the last blocks before a power
+    failure may be lost or found damaged; damaged ones are removed and not loaded."""
+    load_timeout: float = attrs.field(default=60.0, validator=_seconds)
+    """Seconds that a load may take before it counts as failed."""
+    rescan_seconds: float = attrs.field(default=30.0, validator=_seconds)
+    """How often the folder is read again for what other engines did; 0: only at the start."""
+    pause_seconds: float = attrs.field(default=60.0, validator=_seconds)
+    """How long nothing is saved after a write failed, because the disk is full say."""
+    drain_seconds: float = attrs.field(default=30.0, validator=_seconds)
+    """How long the end of the engine waits for blocks that are still to be written."""
+
+    @property
+    def root(self) -> Path:
+        """`path`, expanded."""
+        return Path(self.path).expanduser()
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Settings:
+        """Raises `ConfigError` naming the key, the value and what is allowed."""
+        known = [field.name for field in attrs.fields(cls)]
+        for key in given:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise ConfigError(
+                    f"kv_connector_extra_config: key {key!r} is not one of {', '.join(known)}{hint}"
+                )
+        if "path" not in given:
+            raise ConfigError("kv_connector_extra_config: the key 'path' is missing")
+        return cls(**given)

@@ -1,0 +1,93 @@
+"""A real model, restarted: what it need not compute again, and that its tokens stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pegboard import LLM, SamplingParams
+from pegboard.testing.checkpoints import write_tiny_model
+
+COMMON = {"max_model_len": 256, "max_num_seqs": 4, "num_gpu_blocks_override": 128}
+STEM = [3 + n * 7 % 200 for n in range(150)]
+PROMPTS = [[*STEM, *([5 + n] * 20)] for n in range(6)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), seed=5)
+
+
+@contextmanager
+def engine(model: Path, folder: Path | None, **options: Any) -> Iterator[LLM]:
+    """An engine that keeps blocks in `folder`, or none."""
+    if folder is not None:
+        options["kv_transfer_config"] = {
+            "kv_connector": "filesystem",
+            "kv_connector_extra_config": {"path": str(folder)},
+        }
+    with LLM(str(model), **{"dtype": "float32", **COMMON, **options}) as llm:
+        yield llm
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def hit_tokens(llm: LLM) -> int:
+    return llm.engine.stats().cache.external_hit_tokens
+
+
+def test_after_a_restart_the_prompts_come_from_the_disk(model: Path, tmp_path: Path) -> None:
+    with engine(model, None) as llm:
+        expected = answers(llm)
+    with engine(model, tmp_path) as llm:
+        assert answers(llm) == expected
+        assert hit_tokens(llm) == 0
+    with engine(model, tmp_path) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        cache, figures = llm.engine.stats().cache, llm.engine.stats().connector
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert [output.num_cached_tokens for output in outputs] == [160] * 6
+    saved, asked = cache.external_hit_tokens, cache.external_queried_tokens
+    assert saved == 160 + 5 * 16, "the first prompt whole, of the others what is their own"
+    assert figures["filesystem_hit_tokens"] == saved
+    print(
+        f"after the restart {saved} of {asked} prompt tokens came from the disk "
+        f"({saved / asked:.0%}), {figures['filesystem_hits']:.0f} of "
+        f"{figures['filesystem_lookups']:.0f} requests found something"
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "bfloat16"}, {"block_size": 32}, {"kv_cache_dtype": "bfloat16"}],
+    ids=str,
+)
+def test_engines_that_compute_otherwise_find_nothing(
+    model: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with engine(model, tmp_path) as llm:
+        answers(llm)
+    with engine(model, tmp_path, **options) as llm:
+        answers(llm)
+        assert hit_tokens(llm) == 0
+    with engine(model, tmp_path, **options) as llm:
+        answers(llm)
+        assert hit_tokens(llm) > 0, "they have blocks of their own"
+
+
+def test_other_weights_of_the_same_shape_find_nothing(model: Path, tmp_path: Path) -> None:
+    with engine(model, tmp_path / "kv") as llm:
+        answers(llm)
+    other = write_tiny_model(tmp_path / "other", seed=6)
+    with engine(other, tmp_path / "kv") as llm:
+        answers(llm)
+        assert hit_tokens(llm) == 0
+    assert len([path for path in (tmp_path / "kv").iterdir() if path.is_dir()]) == 2
