@@ -139,7 +139,8 @@ class LinearMethod(Protocol):
     def apply(self, params: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
         """``x [rows, in] -> [rows, sum(part_sizes)]`` in the dtype of `x`, without bias.
 
-        `x` has the compute dtype, or is float32 where a `lookup` gave that. Logits (of a head or a tied embedding) may be float32 whatever the dtype of `x`.
+        `x` has the compute dtype, or is float32 where a `lookup` gave that. Logits (of a head or a
+        tied embedding) may be float32 whatever the dtype of `x`.
         """
         ...
 
