@@ -123,9 +123,21 @@ def test_lookup_gives_the_rows_of_dequantise(stored_type: str, dtype: str) -> No
     assert method is not None
     params = method.finalise(loaded((stored_type,), (150,), dtype), None)
     ids = torch.tensor([149, 0, 31, 32, 64, 0, 77])
-    # Float32 for bfloat16 too: on a CPU the activations of the fast mode stay wide.
-    assert torch.equal(method.lookup(params, ids), method.dequantise(params)[ids])
+    found = method.lookup(params, ids)
+    assert torch.equal(found, method.dequantise(params)[ids].to(found.dtype))
     assert method.lookup(params, ids[:0]).shape == (0, INPUTS)
+
+
+@pytest.mark.parametrize(("units", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_the_fast_mode_keeps_rows_wide_where_the_processor_has_no_bfloat16(
+    units: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pegboard_quant_gguf.quantizer.has_bfloat16_units", lambda: units)
+    spec = layer(("Q8_0",), (40,), kind="embedding", role="vocab")
+    method = quantizer(QuantContext("bfloat16")).method(spec)
+    assert method is not None
+    params = method.finalise(loaded(("Q8_0",), (40,), "bfloat16"), None)
+    assert method.lookup(params, torch.tensor([3, 0])).dtype == expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

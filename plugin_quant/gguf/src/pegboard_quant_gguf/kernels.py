@@ -35,7 +35,7 @@ __all__ = [
     "walk_tiles",
 ]
 
-TILE_ELEMENTS = 1 << 19
+TILE_ELEMENTS = 1 << 20
 FEW_ROWS_ELEMENTS = 1 << 18
 """Of a tile for at most `FEW_ROWS` rows."""
 FEW_ROWS = 64

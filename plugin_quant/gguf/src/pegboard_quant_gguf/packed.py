@@ -30,6 +30,7 @@ FEW_ROWS = 32
 32 rows, 1.5 times slower at 64."""
 PAD = 64
 _PACK_ROWS = 256
+_LOW_HALVES = 0x0F0F0F0F0F0F0F0F
 
 
 def packed_width() -> int | None:
@@ -122,27 +123,28 @@ class PackedNibbles:
 
         Codes less 8, scales and zeros are exact in bfloat16 too; only the values are rounded.
         """
-        inputs, half = tile.shape[0], self._width // 2
-        # 16 bytes move as one element, which makes the transposition cheap; each goes to the place
-        # of its low and to that of its high codes. High codes stay where they are in their byte,
-        # that is, times 16, and their scales are divided by it: a power of two costs no digit.
-        packed = params["packed"][start:stop].view(-1, inputs, half).view(torch.complex128)
-        twice = packed.new_empty(inputs, packed.shape[0], 2, packed.shape[2])
-        twice[:, :, 0] = twice[:, :, 1] = packed.transpose(0, 1)
-        words = twice.view(torch.int64).view(inputs, -1)
-        words.bitwise_and_(_halves(0x0F, 0xF0, half, stop - start).view(torch.int64))
-        eights = _halves(8, 8 << 4, half, stop - start)
-        tile.copy_(words.view(torch.uint8).sub_(eights).view(torch.int8))
-        scale, zero = (part.to(tile.dtype) for part in params["scales"][:, start:stop].unbind(2))
-        scale.unflatten(1, (-1, 2, half))[:, :, 1].div_(16)
+        inputs, words = tile.shape[0], params["packed"][start:stop].view(torch.int64)
+        # Passes over whole words, eight codes each, come first: they read what lies in main memory
+        # in order. Then 16 bytes move as one element, which makes the transposition cheap.
+        count, quads = (stop - start) // self._width, self._width // 32
+        apart = tile.new_empty(inputs, count, 2, quads, dtype=torch.complex128)
+        for half, word in enumerate((words & _LOW_HALVES, (words >> 4).bitwise_and_(_LOW_HALVES))):
+            codes = word.view(torch.int8).sub_(8).view(torch.complex128)
+            apart[:, :, half] = codes.view(count, inputs, quads).transpose(0, 1)
+        tile.copy_(apart.view(torch.int8).view_as(tile))
+        scale, zero = _wide_pairs(params["scales"][:, start:stop])
         blocks = tile.view(-1, BLOCK, stop - start)
-        torch.addcmul(zero.unsqueeze(1), blocks, scale.unsqueeze(1), out=blocks)
+        torch.addcmul(zero.to(tile.dtype), blocks, scale.to(tile.dtype), out=blocks)
 
 
-def _halves(low: int, high: int, half: int, length: int) -> torch.Tensor:
-    """``uint8 [length]``: `half` times `low`, then as many times `high`, and so on."""
-    pattern = bytes([low]) * half + bytes([high]) * half
-    return torch.frombuffer(bytearray(pattern * (length // len(pattern))), dtype=torch.uint8)
+def _wide_pairs(pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both halves of ``bfloat16 [n, outputs, 2]`` as ``float32 [n, 1, outputs]``.
+
+    A bfloat16 is the upper half of a float32. On words of two this takes a tenth of the time of a
+    conversion that reads every other element.
+    """
+    both = pairs.view(torch.int32).squeeze(2).unsqueeze(1)
+    return (both << 16).view(torch.float32), (both & -0x10000).view(torch.float32)
 
 
 def _pack(codes: torch.Tensor) -> torch.Tensor:

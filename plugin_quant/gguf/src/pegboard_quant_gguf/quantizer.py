@@ -57,9 +57,9 @@ class GgufQuantizer:
             return None
         for weight in found:
             _check(layer, weight)
-        return GgufMethod(
-            layer, tuple(weight.stored_type for weight in found), self._dtype, self._kernel
-        )
+        types = tuple(weight.stored_type for weight in found)
+        rows = "float32" if self._dtype == "bfloat16" and not self._units else self._dtype
+        return GgufMethod(layer, types, self._dtype, self._kernel, cpu_rows=rows)
 
     def _kernel(self, stored_type: str) -> Kernel:
         if stored_type in PLAIN_TYPES:
@@ -123,10 +123,14 @@ class GgufMethod:
         stored_types: tuple[str, ...],
         dtype: str,
         kernel: Callable[[str], Kernel],
+        *,
+        cpu_rows: str,
     ) -> None:
+        """`dtype`: to compute in; `cpu_rows`: of what `lookup` gives on a CPU."""
         self._layer = layer
         self._types = stored_types
         self._dtype = dtype
+        self._cpu_rows = cpu_rows
         self._runs = self._make_runs(kernel)
         # Rounding logits to bfloat16 costs more accuracy than all else in the fast way.
         packed = any(isinstance(run.kernel, PackedNibbles) for run in self._runs)
@@ -182,14 +186,12 @@ class GgufMethod:
     def lookup(self, params: Mapping[str, Any], ids: torch.Tensor) -> torch.Tensor:
         """Rows of an embedding ``ids [n] -> [n, in]``; only these rows are dequantised.
 
-        In the compute dtype, or in float32 for bfloat16 on a CPU: most have no units for it, there
-        float32 activations are faster, and everywhere they are more accurate.
+        In the compute dtype; for bfloat16 on a CPU without units for it in float32, which is faster
+        there and more accurate.
         """
         (run,) = self._runs
         rows = run.kernel.rows(run.own(params), ids)
-        if self._dtype == "bfloat16" and rows.device.type == "cpu":
-            return rows
-        return rows.to(getattr(torch, self._dtype))
+        return rows.to(getattr(torch, self._cpu_rows if rows.device.type == "cpu" else self._dtype))
 
     def dequantise(self, params: Mapping[str, Any]) -> torch.Tensor:
         """The whole weight as ``float32 [sum(part_sizes), in]``."""
