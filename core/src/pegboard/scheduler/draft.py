@@ -55,16 +55,16 @@ class Draft:
         """Tell the runner all about a request; `blocks` are those it holds before this step."""
         self._new_rows[request] = request.new_row(blocks)
 
-    def add_row(self, request: Request, count: int, new_blocks: list[list[int]]) -> None:
-        """Plan `count` more tokens of a running request."""
-        start = request.planned
-        stop = start + count
+    def add_row(
+        self, request: Request, start: int, stop: int, new_blocks: list[list[int]]
+    ) -> None:
+        """Plan the next tokens of a running request, from `start` up to `stop`."""
         self._requests.append(request)
         self._starts.append(start)
         self._stops.append(stop)
         self._samples.append(request.schedule(stop, self.step_id))
         self._new_blocks.append(new_blocks)
-        self.budget -= count
+        self.budget -= stop - start
 
     def add_copies(self, copies: list[BlockCopy], sources: Iterable[Block] = ()) -> None:
         """Copy blocks before the forward pass; the step takes over the references on `sources`."""

@@ -54,7 +54,10 @@ class Landing:
                 self._books.end(request, "error")
                 return make_end(request, "error", error)
         if epoch == request.epoch:
-            self._books.advance(request, computed)
+            if computed < request.quiet_until:
+                request.computed = computed
+            else:
+                self._books.advance(request, computed)
         scores = take_scores(request, computed, slot, result) if request.scoring else None
         taken, ending = take_tokens(request, sampled) if sampled else ([], None)
         if sampled is None and not request.max_tokens and request.prompt_done:

@@ -34,7 +34,7 @@ class Status(enum.Enum):
     """Gone; results of steps still in flight are ignored."""
 
 
-class Request(msgspec.Struct, eq=False):
+class Request(msgspec.Struct, eq=False, kw_only=True):
     """One sequence on its way. Lengths count tokens from the prompt's first on::
 
         0 ........... computed ........... planned ........... known
@@ -48,31 +48,22 @@ class Request(msgspec.Struct, eq=False):
 
     # What each step asks for stands first and here, even where another object knows it too: with
     # many requests, an object that is looked into costs more than the look.
-    request_id: str
     known: int
     """Tokens that exist or will once the steps in flight are updated."""
-    needed: int
-    """Tokens ever to be computed: all but the last sampled one."""
-    max_tokens: int
-    """Tokens ever to be sampled."""
+    request_id: str
     output_ids: list[int]
     """The list of `kv`."""
+    max_tokens: int
+    """Tokens ever to be sampled."""
     end_ids: frozenset[int]
     scoring: bool
     """Asked for log-probabilities of the prompt."""
-    origin: EngineRequest
-    kv: KVRequest
-    order: int
-    """Place in the order of arrival."""
-    num_prompt: int
-    stop_ids: frozenset[int]
-    """The ids of `end_ids` that the request asked for; they are named as its stop reason."""
     status: Status = Status.WAITING
     slot: int = -1
     planned: int = 0
     computed: int = 0
     room: int = 0
-    """Tokens that fit into the blocks held: the capacity of `kv` while the request runs."""
+    """Up to here tokens may be planned without a question: it needs them, and has blocks."""
     quiet_until: int = 0
     """Before so many tokens are computed, none of the computed ones changes any books."""
     epoch: int = 0
@@ -84,6 +75,15 @@ class Request(msgspec.Struct, eq=False):
     cached_tokens: int = 0
     events: list[RequestEvent] | None = None
     """What happened since the last output."""
+    origin: EngineRequest
+    kv: KVRequest
+    order: int
+    """Place in the order of arrival."""
+    num_prompt: int
+    stop_ids: frozenset[int]
+    """The ids of `end_ids` that the request asked for; they are named as its stop reason."""
+    needed: int
+    """Tokens ever to be computed: all but the last sampled one."""
     kv_params: dict[str, Any] | None = None
     """Told with the last output: what the KV connector says of the blocks that it keeps."""
     admitted: bool = False
@@ -174,9 +174,13 @@ class Request(msgspec.Struct, eq=False):
         """Start running, with `start` tokens computed already."""
         self.status, self.slot = Status.RUNNING, slot
         self.planned = self.computed = start
-        self.room = self.kv.capacity
+        self.measure()
         self.fork, self.admitted = None, True
         self._note("SCHEDULED")
+
+    def measure(self) -> None:
+        """It got blocks: see how far they reach."""
+        self.room = min(self.kv.capacity, self.needed)
 
     def schedule(self, stop: int, step_id: int) -> bool:
         """Plan the tokens up to `stop`; True if the step will sample."""

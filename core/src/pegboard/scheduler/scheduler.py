@@ -110,26 +110,30 @@ class TokenBudgetScheduler:
 
     def _continue_running(self, draft: Draft) -> None:
         """Give running requests their next tokens; the list may lose its tail on the way."""
-        # Most rows are a single token that needs no block; they are spared all questions.
-        no_blocks, keeps_state = self._kv.no_blocks, self._kv.keeps_state
+        keeps_state, no_blocks = self._kv.keeps_state, self._kv.no_blocks
         for request in self._books.running:  # ends early where the tail is preempted
             if draft.budget <= 0:
                 return
-            count = request.ready
-            if count <= 0:
-                continue
-            start = request.planned
-            if count > 1:
-                count = self._limits.cut(count, min(count, draft.budget))
-                if keeps_state:
-                    count = self._cut(request, start, count)
-            blocks: list[list[int]] | None = no_blocks
-            if start + count > request.room:
-                blocks = self._make_room(Allocation(request.kv, start, count), request, draft)
-            if blocks is not None:
-                if keeps_state:
-                    self._snapshot(request, start, draft)
-                draft.add_row(request, count, blocks)
+            # Most rows are a token that needs no block, so that they are spared all questions.
+            start, stop = request.planned, request.known
+            if stop <= request.room and stop - start == 1 and not keeps_state:
+                draft.add_row(request, start, stop, no_blocks)
+            else:
+                self._continue(request, draft)
+
+    def _continue(self, request: Request, draft: Draft) -> None:
+        """Give a running request its next tokens, if there are any and room for them."""
+        ready, start = request.ready, request.planned
+        if ready <= 0:
+            return
+        count = self._limits.cut(ready, min(ready, draft.budget))
+        if self._kv.keeps_state:
+            count = self._cut(request, start, count)
+        blocks = self._make_room(Allocation(request.kv, start, count), request, draft)
+        if blocks is not None:
+            if self._kv.keeps_state:
+                self._snapshot(request, start, draft)
+            draft.add_row(request, start, start + count, blocks)
 
     def _make_room(
         self, want: Allocation, request: Request, draft: Draft
@@ -149,7 +153,7 @@ class TokenBudgetScheduler:
                 return None
             if books.preempt_last(draft) is request:
                 return None
-        request.room = request.kv.capacity
+        request.measure()
         return blocks
 
     def _cut(self, request: Request, start: int, count: int) -> int:
@@ -219,7 +223,7 @@ class TokenBudgetScheduler:
         if self._kv.keeps_state:
             self._snapshot(request, given.tokens, draft)
         draft.restate(request, held)
-        draft.add_row(request, count, new)
+        draft.add_row(request, given.tokens, given.tokens + count, new)
         return True
 
     def _first_chunk(self, request: Request, start: int, budget: int) -> int:
