@@ -51,7 +51,7 @@ class RequestEvent(msgspec.Struct, frozen=True):
     """Seconds of the engine's monotonic clock."""
 
 
-class EngineOutput(msgspec.Struct):
+class EngineOutput(msgspec.Struct, gc=False):
     """What one step brought for one request."""
 
     request_id: str
@@ -67,7 +67,7 @@ class EngineOutput(msgspec.Struct):
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache or from outside."""
     error: str | None = None
-    events: list[RequestEvent] = msgspec.field(default_factory=list)
+    events: Sequence[RequestEvent] = ()
     """What happened since the last output, oldest first."""
     time: float = 0.0
     """When the scheduler made this output, in seconds of the engine's monotonic clock."""

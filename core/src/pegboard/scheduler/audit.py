@@ -63,6 +63,7 @@ def _check_holdings(request: Request, unit: int) -> None:
         assert not any(kv.tables), f"{name!r} is {request.status} and holds blocks"
         return
     assert request.planned <= kv.capacity, f"{name!r}: too few blocks"
+    assert request.room <= min(kv.capacity, request.needed), f"{name!r}: more room than blocks"
     assert kv.committed * unit <= request.computed, f"{name!r} shares what is not computed"
 
 

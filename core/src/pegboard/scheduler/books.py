@@ -74,8 +74,6 @@ class Books:
     def advance(self, request: Request, computed: int) -> None:
         """Keys and values of the first `computed` tokens are in the cache now, for everyone."""
         before, request.computed = request.computed, computed
-        if computed < request.quiet_until:
-            return
         self.kv.commit(request.kv, computed)
         if request.prompt_done:
             for child in self.families.prompt_done(request):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from operator import sub
 
 import msgspec
 
@@ -21,6 +21,8 @@ class Record(msgspec.Struct, eq=False):
     requests: list[Request]
     epochs: list[int]
     """Epoch of each request at planning."""
+    stops: list[int]
+    """Tokens computed after this step."""
     loose: list[Block]
     """Referenced until the update: sources of copies, and blocks given up while the step writes
     them."""
@@ -37,25 +39,32 @@ class Draft:
         self.loose: list[Block] = []
         self.step_id = step_id
         self._copies: list[BlockCopy] = []
-        # A tuple per row is quicker to collect than a column per field.
-        self._rows: list[tuple[Request, int, int, int, int, bool, list[list[int]]]] = []
+        self._requests: list[Request] = []
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        self._samples: list[bool] = []
+        self._new_blocks: list[list[list[int]]] = []
         self._new_rows: dict[Request, NewRow] = {}
 
     @property
     def empty(self) -> bool:
         """No rows."""
-        return not self._rows
+        return not self._requests
 
     def restate(self, request: Request, blocks: list[list[int]]) -> None:
         """Tell the runner all about a request; `blocks` are those it holds before this step."""
         self._new_rows[request] = request.new_row(blocks)
 
-    def add_row(self, request: Request, count: int, new_blocks: list[list[int]]) -> None:
-        """Plan `count` more tokens of a running request."""
-        start = request.planned
-        samples = request.schedule(count, self.step_id)
-        self._rows.append((request, request.epoch, request.slot, start, count, samples, new_blocks))
-        self.budget -= count
+    def add_row(
+        self, request: Request, start: int, stop: int, new_blocks: list[list[int]]
+    ) -> None:
+        """Plan the next tokens of a running request, from `start` up to `stop`."""
+        self._requests.append(request)
+        self._starts.append(start)
+        self._stops.append(stop)
+        self._samples.append(request.schedule(stop, self.step_id))
+        self._new_blocks.append(new_blocks)
+        self.budget -= stop - start
 
     def add_copies(self, copies: list[BlockCopy], sources: Iterable[Block] = ()) -> None:
         """Copy blocks before the forward pass; the step takes over the references on `sources`."""
@@ -69,22 +78,22 @@ class Draft:
 
     def seal(self, freed_slots: list[int], resync: bool) -> Record:
         """The finished plan."""
-        columns: list[list[Any]] = [list(column) for column in zip(*self._rows, strict=True)]
-        requests, epochs, slots, starts, counts, samples, new = columns or [[] for _ in range(7)]
+        requests, starts, stops = self._requests, self._starts, self._stops
         return Record(
             StepPlan(
                 self.step_id,
-                slots,
+                [request.slot for request in requests],
                 starts,
-                counts,
-                samples,
-                new,
+                list(map(sub, stops, starts)),
+                self._samples,
+                self._new_blocks,
                 new_rows=list(self._new_rows.values()),
                 freed_slots=[] if resync else freed_slots,
                 resync=resync,
                 copies=self._copies,
             ),
             requests,
-            epochs,
+            [request.epoch for request in requests],
+            stops,
             self.loose,
         )

@@ -34,7 +34,7 @@ class Status(enum.Enum):
     """Gone; results of steps still in flight are ignored."""
 
 
-class Request(msgspec.Struct, eq=False):
+class Request(msgspec.Struct, eq=False, kw_only=True):
     """One sequence on its way. Lengths count tokens from the prompt's first on::
 
         0 ........... computed ........... planned ........... known
@@ -46,56 +46,64 @@ class Request(msgspec.Struct, eq=False):
     are no placeholders.
     """
 
-    origin: EngineRequest
+    # What each step asks for stands first and here, even where another object knows it too: with
+    # many requests, an object that is looked into costs more than the look.
+    known: int
+    """Tokens that exist or will once the steps in flight are updated."""
     request_id: str
-    kv: KVRequest
-    order: int
-    """Place in the order of arrival."""
-    num_prompt: int
-    end_ids: frozenset[int]
-    stop_ids: frozenset[int]
-    """The ids of `end_ids` that the request asked for; they are named as its stop reason."""
-    needed: int
-    """Tokens ever to be computed: all but the last sampled one."""
+    output_ids: list[int]
+    """The list of `kv`."""
     max_tokens: int
-    """Tokens ever to be sampled. This and the next are here because each step asks for them, and
-    every object that a row's step looks into costs as much as the look."""
+    """Tokens ever to be sampled."""
+    end_ids: frozenset[int]
     scoring: bool
     """Asked for log-probabilities of the prompt."""
     status: Status = Status.WAITING
     slot: int = -1
     planned: int = 0
     computed: int = 0
+    room: int = 0
+    """Up to here tokens may be planned without a question: it needs them, and has blocks."""
     quiet_until: int = 0
     """Before so many tokens are computed, none of the computed ones changes any books."""
-    placeholders: int = 0
     epoch: int = 0
     """Counts preemptions: a step of an earlier epoch wrote to blocks that are no longer held."""
+    trusted: int = 0
+    """Steps of epochs before this one may have read bad blocks: what they bring is dropped."""
     last_step: int = -1
     """The last plan that named the slot."""
+    cached_tokens: int = 0
+    events: list[RequestEvent] | None = None
+    """What happened since the last output."""
+    origin: EngineRequest
+    kv: KVRequest
+    order: int
+    """Place in the order of arrival."""
+    num_prompt: int
+    stop_ids: frozenset[int]
+    """The ids of `end_ids` that the request asked for; they are named as its stop reason."""
+    needed: int
+    """Tokens ever to be computed: all but the last sampled one."""
+    kv_params: dict[str, Any] | None = None
+    """Told with the last output: what the KV connector says of the blocks that it keeps."""
     admitted: bool = False
     """Was running at least once."""
-    cached_tokens: int = 0
     scored: int = 0
     """Prompt positions whose log-probabilities were delivered, counted from position 1."""
     fork: Fork | None = None
     """References on the parent's prompt, while waiting."""
     leader: Request | None = None
     """While parked: the request that computes the prompt."""
-    events: list[RequestEvent] = msgspec.field(default_factory=list)
-    """What happened since the last output."""
-    trusted: int = 0
-    """Steps of epochs before this one may have read bad blocks: what they bring is dropped."""
-    kv_params: dict[str, Any] | None = None
-    """Told with the last output: what the KV connector says of the blocks that it keeps."""
 
     @classmethod
     def make(cls, origin: EngineRequest, kv: KVRequest, order: int) -> Request:
         """A waiting request that was taken in now."""
         stop_ids = frozenset(origin.params.stop_token_ids or ())
         return cls(
-            origin=origin,
             request_id=origin.request_id,
+            known=len(origin.prompt_ids),
+            output_ids=kv.output_ids,
+            origin=origin,
             kv=kv,
             order=order,
             num_prompt=len(origin.prompt_ids),
@@ -117,19 +125,15 @@ class Request(msgspec.Struct, eq=False):
         return self.origin.params
 
     @property
-    def output_ids(self) -> list[int]:
-        return self.kv.output_ids
-
-    @property
-    def known(self) -> int:
-        """Tokens that exist or will once the steps in flight are updated."""
-        return self.num_prompt + len(self.kv.output_ids) + self.placeholders
+    def placeholders(self) -> int:
+        """Tokens that steps in flight will sample."""
+        return self.known - self.num_prompt - len(self.output_ids)
 
     @property
     def ready(self) -> int:
         """Tokens that the next step could compute."""
-        known = self.num_prompt + len(self.kv.output_ids) + self.placeholders
-        return (known if known < self.needed else self.needed) - self.planned
+        known, needed = self.known, self.needed
+        return (known if known < needed else needed) - self.planned
 
     @property
     def prompt_done(self) -> bool:
@@ -170,23 +174,26 @@ class Request(msgspec.Struct, eq=False):
         """Start running, with `start` tokens computed already."""
         self.status, self.slot = Status.RUNNING, slot
         self.planned = self.computed = start
+        self.measure()
         self.fork, self.admitted = None, True
         self._note("SCHEDULED")
 
-    def schedule(self, count: int, step_id: int) -> bool:
-        """Plan `count` more tokens; True if the step will sample."""
-        self.planned = planned = self.planned + count
-        self.last_step = step_id
-        known = self.num_prompt + len(self.kv.output_ids) + self.placeholders
-        if planned < known or not self.max_tokens:
+    def measure(self) -> None:
+        """It got blocks: see how far they reach."""
+        self.room = min(self.kv.capacity, self.needed)
+
+    def schedule(self, stop: int, step_id: int) -> bool:
+        """Plan the tokens up to `stop`; True if the step will sample."""
+        self.planned, self.last_step = stop, step_id
+        if stop < self.known or not self.max_tokens:
             return False
-        self.placeholders += 1
+        self.known += 1
         return True
 
     def preempt(self) -> None:
         """Stop running; everything must be computed again. Sampled tokens stay."""
         self.status, self.slot = Status.WAITING, -1
-        self.planned = self.computed = self.quiet_until = 0
+        self.planned = self.computed = self.quiet_until = self.room = 0
         self.epoch += 1
         self._note("PREEMPTED")
 
@@ -196,14 +203,12 @@ class Request(msgspec.Struct, eq=False):
         self.fork = self.leader = None
 
     def _note(self, kind: Literal["SCHEDULED", "PREEMPTED"]) -> None:
-        self.events.append(RequestEvent(kind, monotonic()))
+        self.events = [*(self.events or ()), RequestEvent(kind, monotonic())]
 
     def take_events(self) -> list[RequestEvent]:
         """What happened since the last call."""
-        if not self.events:
-            return self.events
-        events, self.events = self.events, []
-        return events
+        events, self.events = self.events, None
+        return events or []
 
     def new_row(self, blocks: list[list[int]]) -> NewRow:
         """What the runner needs to know when the request gets its slot."""

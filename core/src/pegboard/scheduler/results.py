@@ -29,10 +29,11 @@ _MODEL_END = Ending("stop")
 
 def take_tokens(request: Request, tokens: list[int]) -> tuple[list[int], Ending | None]:
     """Append tokens up to the first that ends the request; those, and the ending if any."""
-    output = request.kv.output_ids
+    output, most, ends = request.output_ids, request.max_tokens, request.end_ids
+    request.known += len(tokens) - 1  # they take the place of one placeholder
     for position, token in enumerate(tokens):
         output.append(token)
-        if token in request.end_ids or len(output) >= request.max_tokens:
+        if token in ends or len(output) >= most:
             ending = _judge(request, token, len(output))
             if ending is not None:
                 return tokens[: position + 1], ending
@@ -65,24 +66,27 @@ def take_scores(
 
 def make_output(
     request: Request,
+    time: float,
     taken: list[int],
     ending: Ending | None,
     scores: PromptLogprobs | None,
     logprobs: list[TokenLogprobs] | None,
 ) -> EngineOutput:
-    """The message to the front end."""
-    return EngineOutput(
-        request_id=request.request_id,
-        token_ids=taken,
-        finish_reason=None if ending is None else ending.reason,
-        stop_reason=None if ending is None else ending.stop_reason,
-        logprobs=None if logprobs is None else logprobs[: len(taken)],
-        prompt_logprobs=scores,
-        cached_tokens=request.cached_tokens,
-        events=request.take_events(),
-        time=monotonic(),
-        kv_transfer=request.kv_params,
+    """The message to the front end, made at `time`."""
+    output = EngineOutput(
+        request.request_id, taken, cached_tokens=request.cached_tokens, time=time
     )
+    # Most outputs are nothing but a token.
+    if request.events:
+        output.events = request.take_events()
+    if scores is not None:
+        output.prompt_logprobs = scores
+    if logprobs is not None:
+        output.logprobs = logprobs[: len(taken)]
+    if ending is not None:
+        output.finish_reason, output.stop_reason = ending.reason, ending.stop_reason
+        output.kv_transfer = request.kv_params
+    return output
 
 
 def make_end(request: Request, reason: str, error: str | None = None) -> EngineOutput:

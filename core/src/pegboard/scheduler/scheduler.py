@@ -27,9 +27,10 @@ from pegboard.scheduler.audit import audit
 from pegboard.scheduler.books import Books
 from pegboard.scheduler.draft import Draft, Record
 from pegboard.scheduler.guard import Connected
+from pegboard.scheduler.landing import Landing
 from pegboard.scheduler.limits import PrefillLimits
-from pegboard.scheduler.request import Request, Status
-from pegboard.scheduler.results import LENGTH, make_end, make_output, take_scores, take_tokens
+from pegboard.scheduler.request import Request
+from pegboard.scheduler.results import make_end
 from pegboard.scheduler.room import Room
 from pegboard.scheduler.transfers import Transfers
 
@@ -109,24 +110,30 @@ class TokenBudgetScheduler:
 
     def _continue_running(self, draft: Draft) -> None:
         """Give running requests their next tokens; the list may lose its tail on the way."""
-        running, kv = self._books.running, self._kv
-        for request in running:  # ends early where the tail is preempted
+        keeps_state, no_blocks = self._kv.keeps_state, self._kv.no_blocks
+        for request in self._books.running:  # ends early where the tail is preempted
             if draft.budget <= 0:
                 return
-            ready = request.ready
-            if ready <= 0:
-                continue
-            count = self._limits.cut(ready, min(ready, draft.budget))
-            start = request.planned
-            if kv.keeps_state:
-                count = self._cut(request, start, count)
-            # Most rows of most steps need no block; they are spared the question.
-            blocks: list[list[int]] | None = kv.no_blocks
-            if start + count > request.kv.capacity:
-                blocks = self._make_room(Allocation(request.kv, start, count), request, draft)
-            if blocks is not None:
+            # Most rows are a token that needs no block, so that they are spared all questions.
+            start, stop = request.planned, request.known
+            if stop <= request.room and stop - start == 1 and not keeps_state:
+                draft.add_row(request, start, stop, no_blocks)
+            else:
+                self._continue(request, draft)
+
+    def _continue(self, request: Request, draft: Draft) -> None:
+        """Give a running request its next tokens, if there are any and room for them."""
+        ready, start = request.ready, request.planned
+        if ready <= 0:
+            return
+        count = self._limits.cut(ready, min(ready, draft.budget))
+        if self._kv.keeps_state:
+            count = self._cut(request, start, count)
+        blocks = self._make_room(Allocation(request.kv, start, count), request, draft)
+        if blocks is not None:
+            if self._kv.keeps_state:
                 self._snapshot(request, start, draft)
-                draft.add_row(request, count, blocks)
+            draft.add_row(request, start, start + count, blocks)
 
     def _make_room(
         self, want: Allocation, request: Request, draft: Draft
@@ -146,6 +153,7 @@ class TokenBudgetScheduler:
                 return None
             if books.preempt_last(draft) is request:
                 return None
+        request.measure()
         return blocks
 
     def _cut(self, request: Request, start: int, count: int) -> int:
@@ -158,9 +166,7 @@ class TokenBudgetScheduler:
 
     def _snapshot(self, request: Request, start: int, draft: Draft) -> None:
         """Keep the recurrent state for the request's children before a step overwrites it."""
-        if not self._kv.keeps_state or start != request.num_prompt - 1:
-            return
-        if self._books.families.led_by(request):
+        if start == request.num_prompt - 1 and self._books.families.led_by(request):
             draft.add_copies(self._kv.snapshot(request.kv, start))
 
     def _admit_waiting(self, draft: Draft) -> None:
@@ -214,9 +220,10 @@ class TokenBudgetScheduler:
         self._limits.admitted(rest, count)
         self._books.start(request, given, new, draft)
         self._transfers.started(request, given, draft.step_id)
-        self._snapshot(request, given.tokens, draft)
+        if self._kv.keeps_state:
+            self._snapshot(request, given.tokens, draft)
         draft.restate(request, held)
-        draft.add_row(request, count, new)
+        draft.add_row(request, given.tokens, given.tokens + count, new)
         return True
 
     def _first_chunk(self, request: Request, start: int, budget: int) -> int:
@@ -257,15 +264,8 @@ class TokenBudgetScheduler:
         if not plan.slots and plan.connector is None:
             return []
         record = self._record(plan, result)
-        tokens = dict(zip(result.slots, result.token_ids, strict=True))
         outputs = self._transfers.take(record, result)
-        finished = Status.FINISHED
-        for row, request in enumerate(record.requests):
-            if request.status is finished:
-                continue
-            output = self._update_row(record, row, tokens.get(plan.slots[row]), result)
-            if output is not None:
-                outputs.append(output)
+        outputs += Landing(self._books, result).rows(record)
         self._books.land(record)
         return outputs
 
@@ -278,37 +278,6 @@ class TokenBudgetScheduler:
                 f"while the oldest in flight is {oldest}"
             )
         return self._books.in_flight[plan.step_id]
-
-    def _update_row(
-        self, record: Record, row: int, sampled: list[int] | None, result: StepResult
-    ) -> EngineOutput | None:
-        """What one row brought.
-
-        A row of an earlier epoch still brings its token, but its blocks are gone.
-        """
-        plan, request = record.plan, record.requests[row]
-        slot, samples = plan.slots[row], plan.samples[row]
-        request.placeholders -= samples
-        if record.epochs[row] < request.trusted:
-            return None
-        error = result.failed.get(slot)
-        if error is None and samples and not sampled:
-            error = "the executor returned no token for this request"
-        if error is not None:
-            self._books.end(request, "error")
-            return make_end(request, "error", error)
-        computed = plan.starts[row] + plan.counts[row]
-        if record.epochs[row] == request.epoch:
-            self._books.advance(request, computed)
-        scores = take_scores(request, computed, slot, result) if request.wants_scores else None
-        taken, ending = take_tokens(request, sampled) if samples and sampled else ([], None)
-        if ending is None and not request.max_tokens and request.prompt_done:
-            ending = LENGTH
-        if ending is not None:
-            self._books.end(request, ending.reason)
-        elif not taken and scores is None:
-            return None
-        return make_output(request, taken, ending, scores, result.logprobs.get(slot))
 
     # The rest of the contract
 
