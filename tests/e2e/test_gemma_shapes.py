@@ -39,6 +39,7 @@ BASE: dict[str, Any] = {
     "max_position_embeddings": CONTEXT,
     "initializer_range": 0.25,
     "pad_token_id": 0,
+    "attn_implementation": "eager",  # others leave out the soft caps in some releases
 }
 WINDOWED = {**BASE, "sliding_window": WINDOW, "query_pre_attn_scalar": 16}
 LINEAR = {

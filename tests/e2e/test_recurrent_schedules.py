@@ -74,7 +74,7 @@ class Watch:
         self._execute = core.executor.execute
         storages = {
             tensors.data.data_ptr(): tensors.data.untyped_storage()
-            for tensors in core.executor._runner._storage.values()
+            for tensors in core.executor._runner.storage.values()
         }
         pages = (llm.cache.num_blocks, llm.cache.page_bytes)
         self._lanes = [

@@ -23,6 +23,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
     "initializer_range": 0.3,
     "pad_token_id": 0,
+    "attn_implementation": "eager",  # others leave out the soft caps in some releases
 }
 
 

@@ -73,9 +73,7 @@ def make_output(
     logprobs: list[TokenLogprobs] | None,
 ) -> EngineOutput:
     """The message to the front end, made at `time`."""
-    output = EngineOutput(
-        request.request_id, taken, cached_tokens=request.cached_tokens, time=time
-    )
+    output = EngineOutput(request.request_id, taken, cached_tokens=request.cached_tokens, time=time)
     # Most outputs are nothing but a token.
     if request.events:
         output.events = request.take_events()
