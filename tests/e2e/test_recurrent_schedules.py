@@ -71,7 +71,7 @@ class Watch:
         core = llm.engine.core
         self.counts = Counts()
         self.groups = llm.cache.groups
-        self._execute = core.executor.execute
+        self._execute = core.executor._runner.execute
         storages = {
             tensors.data.data_ptr(): tensors.data.untyped_storage()
             for tensors in core.executor._runner.storage.values()
@@ -84,7 +84,8 @@ class Watch:
         assert len(self._lanes) == llm.cache.lanes
         for lane in self._lanes:
             lane.fill_(255)
-        core.executor.execute = self.execute
+        # On the thread of the steps: while one runs, the blocks of the next may still be read.
+        core.executor._thread._execute = self.execute
 
     def execute(self, plan: StepPlan) -> Any:
         blocks = sorted({i for row in plan.new_blocks for ids in row for i in ids} - {0})
