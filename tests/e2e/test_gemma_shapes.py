@@ -72,6 +72,14 @@ def gemma2_early_keys(config: Config) -> Config:
     return config
 
 
+def legacy_activation(config: Config) -> Config:
+    """The first Gemma files say ``gelu`` and mean its approximation by tanh; releases of the
+    reference differ in whether they know."""
+    config.pop("hidden_activation", None)
+    config["hidden_act"] = "gelu"
+    return config
+
+
 @attrs.frozen
 class Shape:
     """One kind of checkpoint."""
@@ -84,7 +92,7 @@ class Shape:
 
 SHAPES: dict[str, Shape] = {
     "gemma": Shape("Gemma"),
-    "gemma, legacy name of the activation": Shape("Gemma", {"hidden_act": "gelu"}),
+    "gemma, legacy name of the activation": Shape("Gemma", rewrite=legacy_activation),
     "gemma2": Shape("Gemma2"),
     "gemma2, early keys": Shape("Gemma2", rewrite=gemma2_early_keys),
     "gemma2, tight caps": Shape(
