@@ -84,7 +84,9 @@ def test_a_value_that_is_no_number_is_refused_as_such(name: str) -> None:
 
 def test_a_setting_given_twice_must_have_one_value() -> None:
     assert engine_options(["watermark=0.5", "watermark=.5"], {}) == {"watermark": 0.5}
-    with pytest.raises(ConfigError, match="watermark is given twice: 0.5, and -o watermark=0.25"):
+    with pytest.raises(
+        ConfigError, match=r"watermark is given twice: 0\.5, and -o watermark=0\.25"
+    ):
         engine_options(["watermark=0.5", "watermark=0.25"], {})
 
 

@@ -115,11 +115,11 @@ LIMITS = Limits(max_rows=7, max_tokens=8, max_model_len=9, vocab_size=10)
 
 
 def test_an_allocation_that_fails_names_the_settings_that_size_it() -> None:
-    with pytest.raises(ResourceError, match="max_num_seqs=7, max_num_batched_tokens=8, max_model"):
-        with allocating(LIMITS):
-            torch.empty(1 << 60, dtype=torch.uint8)
+    said = "max_num_seqs=7, max_num_batched_tokens=8, max_model_len=9"
+    with pytest.raises(ResourceError, match=said), allocating(LIMITS):
+        torch.empty(1 << 60, dtype=torch.uint8)
 
 
 def test_another_fault_while_allocating_stays_what_it_is() -> None:
-    with pytest.raises(RuntimeError, match="^a wrong shape$"), allocating(LIMITS):
+    with pytest.raises(RuntimeError, match=r"^a wrong shape$"), allocating(LIMITS):
         raise RuntimeError("a wrong shape")

@@ -138,8 +138,7 @@ def _local_layers(read: ConfigReader, layers: int, generation: Generation) -> tu
     if kinds is None:
         return pattern_layers(layers, pattern)
     allowed = ("full_attention", "sliding_attention")
-    fits = isinstance(kinds, list) and len(kinds) == layers
-    if not fits or any(kind not in allowed for kind in kinds):
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in allowed for k in kinds):
         raise read.bad("layer_types", kinds, f"a list of {layers} times {' or '.join(allowed)}")
     return tuple(kind == "sliding_attention" for kind in kinds)
 

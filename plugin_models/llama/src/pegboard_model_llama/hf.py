@@ -104,8 +104,7 @@ def _layer_types(read: ConfigReader, layers: int) -> list[str] | None:
     allowed = ("full_attention", "sliding_attention")
     if kinds is None:
         return None
-    fits = isinstance(kinds, list) and len(kinds) == layers
-    if not fits or any(kind not in allowed for kind in kinds):
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in allowed for k in kinds):
         raise read.bad("layer_types", kinds, f"a list of {layers} times {' or '.join(allowed)}")
     return kinds
 
