@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import attrs
@@ -40,6 +41,13 @@ def make(**options: Any) -> EngineConfig:
         ({"stream_interval": 0}, "stream_interval=0 .* at least 1"),
         ({"scheduler_reserve_full_isl": 1}, "True or False"),
         ({"scheduler_cls": ""}, "at least one character"),
+        ({"max_num_seqs": 10**9}, "max_num_seqs=1000000000 .* 1 to 65536"),
+        ({"max_num_batched_tokens": 10**9}, "max_num_batched_tokens=1000000000 .* 1 to 16777216"),
+        ({"block_size": 16.0}, "block_size=16.0 .* one of 1, 2"),
+        ({"block_size": True}, "block_size=True .* one of 1, 2"),
+        ({"load_format": ["auto"]}, "load_format=.* one of auto"),
+        ({"watermark": math.nan}, "watermark=nan"),
+        ({"gpu_memory_utilization": math.nan}, "gpu_memory_utilization=nan"),
     ],
 )
 def test_a_bad_setting_is_refused_with_field_value_and_what_is_allowed(
@@ -66,6 +74,20 @@ def test_a_bad_setting_is_refused_with_field_value_and_what_is_allowed(
 def test_an_alias_sets_what_it_stands_for(alias: str, value: Any, setting: str, meant: Any) -> None:
     assert getattr(make(**{alias: value}), setting) == meant
     assert engine_options([f"{alias.replace('_', '-')}={value}"], {}) == {setting: meant}
+
+
+@pytest.mark.parametrize("name", ["watermark", "gpu_memory_utilization"])
+def test_a_value_that_is_no_number_is_refused_as_such(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}='nan' is not allowed: it must be a number"):
+        engine_options([f"{name}=nan"], {})
+
+
+def test_a_setting_given_twice_must_have_one_value() -> None:
+    assert engine_options(["watermark=0.5", "watermark=.5"], {}) == {"watermark": 0.5}
+    with pytest.raises(
+        ConfigError, match=r"watermark is given twice: 0\.5, and -o watermark=0\.25"
+    ):
+        engine_options(["watermark=0.5", "watermark=0.25"], {})
 
 
 def test_every_alias_stands_for_a_setting_and_hides_none() -> None:

@@ -47,6 +47,7 @@ def test_events_are_made_only_for_somebody(value: Any, wanted: bool) -> None:
     [
         ("{", "kv_events_config='{' is not allowed: a mapping, or the JSON of one"),
         ("[]", "a mapping, or the JSON of one"),
+        ("[" * 100_000, "a mapping, or the JSON of one"),
         (7, "kv_events_config=7"),
         ({1: 2}, "kv_events_config={1: 2}"),
         ({"enable_kv_cache_events": 1}, "enable_kv_cache_events=1 is not allowed: true or false"),

@@ -53,6 +53,7 @@ def test_a_mapping_its_json_and_the_class_mean_the_same(form: Any) -> None:
         ({"kv_connector": "x", "kv_connector_extra_config": [1]}, "kv_connector_extra_config"),
         ({"kv_connector": "x", "engine_id": 5}, "engine_id=5"),
         ("{", "a JSON object"),
+        ("[" * 100_000, "a JSON object"),
         ("[1]", "a mapping or a JSON object"),
     ],
 )

@@ -58,6 +58,13 @@ def test_salt_is_kept() -> None:
     assert request.cache_salt == "tenant"
 
 
+@pytest.mark.parametrize("salt", ["", 5, b"x", "\ud800"])
+def test_a_salt_that_cannot_be_hashed_is_refused(salt: Any) -> None:
+    with pytest.raises(RequestError, match="cache_salt=") as caught:
+        processor().tokenise({"prompt": "abc", "cache_salt": salt})
+    assert caught.value.field == "cache_salt"
+
+
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [

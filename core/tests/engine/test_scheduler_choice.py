@@ -109,6 +109,8 @@ def test_a_name_that_is_taken_is_refused() -> None:
         ("foreign_scheduler:Missing", "no attribute 'Missing'"),
         ("no_such_module:Thing", "cannot import"),
         ("foreign_scheduler:not valid", "not of the form"),
+        ("os:path", "os:path is a module, which makes no scheduler"),
+        ("builtins:dict", "builtins:dict made no scheduler: TypeError"),
         ("foreign_scheduler:nothing", r"no scheduler: it lacks add, abort, finish, plan"),
     ],
 )

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from pegboard.api.kv import FullAttentionSpec, KVCacheConfig, KVGroup, KVLayout, KVSlot
-from pegboard.runner.memory import SMALL_STEP, peak_bytes, step_peak
+from pegboard.errors import ResourceError
+from pegboard.runner.memory import SMALL_STEP, allocating, peak_bytes, step_peak
 from pegboard.runner.slots import Limits
 from pegboard.runner.storage import allocate_storage
 
@@ -108,3 +109,17 @@ def test_a_slot_that_shares_reads_its_owners_storage():
     assert storage["2.self"].data is storage["0.self"].data
     assert storage["2.self"].key == "2.self"
     assert storage["1.self"].data.data_ptr() != storage["0.self"].data.data_ptr()
+
+
+LIMITS = Limits(max_rows=7, max_tokens=8, max_model_len=9, vocab_size=10)
+
+
+def test_an_allocation_that_fails_names_the_settings_that_size_it() -> None:
+    said = "max_num_seqs=7, max_num_batched_tokens=8, max_model_len=9"
+    with pytest.raises(ResourceError, match=said), allocating(LIMITS):
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+
+def test_another_fault_while_allocating_stays_what_it_is() -> None:
+    with pytest.raises(RuntimeError, match=r"^a wrong shape$"), allocating(LIMITS):
+        raise RuntimeError("a wrong shape")

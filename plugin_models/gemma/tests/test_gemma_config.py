@@ -169,6 +169,8 @@ def test_the_scale_of_scores_is_the_files_or_the_usual_one() -> None:
         ("Gemma2", "hidden_act", "silu", ConfigError),
         ("Gemma2", "layer_types", [SLIDING] * 5, ConfigError),
         ("Gemma3", "layer_types", ["chunked_attention"] * 6, ConfigError),
+        ("Gemma3", "layer_types", [{}] * 6, ConfigError),
+        ("Gemma2", "layer_types", [[]] * 6, ConfigError),
         ("Gemma3", "sliding_window", 0, ConfigError),
         ("Gemma3", "sliding_window_pattern", "6", ConfigError),
         ("Gemma2", "final_logit_softcapping", -1.0, ConfigError),

@@ -143,6 +143,8 @@ def test_o33_every_layer_has_the_window_that_the_file_gives_it(
     [
         ({"layer_types": [SLIDING] * 3}, ConfigError, "sliding_window=None"),
         ({"layer_types": [FULL] * 2}, ConfigError, "a list of 3 times"),
+        ({"layer_types": [{}] * 3}, ConfigError, "a list of 3 times"),
+        ({"layer_types": [[]] * 3}, ConfigError, "a list of 3 times"),
         ({"sliding_window": 8, "max_window_layers": 2}, UnsupportedError, "max_window_layers=2"),
         ({"sliding_window": 0}, ConfigError, "sliding_window=0"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket as unix
 import tempfile
 import threading
 import time
@@ -219,6 +221,15 @@ def test_closing_sends_what_is_queued_and_frees_the_address(opened: Opened, dial
     [
         ({"endpoint": "udp://*:1"}, "endpoint='udp://*:1' is not allowed: an address with tcp://"),
         ({"endpoint": None}, "endpoint=None"),
+        ({"endpoint": "tcp://*:99999999"}, "endpoint='tcp://*:99999999' is not allowed: a port"),
+        ({"endpoint": "tcp://*:65536"}, "a port from 0 to 65535 or * at the end"),
+        ({"endpoint": "tcp://*:-1"}, "a port from 0 to 65535"),
+        ({"endpoint": "tcp://*"}, "a port from 0 to 65535"),
+        ({"endpoint": "ipc://\ud800"}, "text that UTF-8 can hold"),
+        ({"replay_endpoint": "tcp://*:70000"}, "replay_endpoint='tcp://*:70000'"),
+        ({"endpoint": "ipc://a", "replay_endpoint": "ipc://a"}, "another address than endpoint's"),
+        ({"buffer_steps": 2**31 - 1}, "buffer_steps=2147483647 is not allowed"),
+        ({"topic": "\ud800"}, "a string that UTF-8 can hold"),
         ({"replay_endpoint": 5557}, "replay_endpoint=5557"),
         ({"buffer_steps": 0}, "buffer_steps=0 is not allowed: an integer from 1"),
         ({"hwm": -1}, "hwm=-1"),
@@ -260,6 +271,32 @@ def test_an_address_without_a_wildcard_is_connected_to(opened: Opened) -> None:
         assert len(collector.recv_multipart()) == 3
     finally:
         collector.close(linger=0)
+
+
+def test_a_path_that_another_publisher_serves_is_refused_until_it_closes(opened: Opened) -> None:
+    first = opened()
+    with pytest.raises(ConfigError, match="a path that no other socket serves"):
+        opened()
+    first.close()
+    assert opened().endpoint == first.endpoint
+
+
+def test_a_path_that_a_dead_process_left_is_taken_over(opened: Opened, folder: Path) -> None:
+    with unix.socket(unix.AF_UNIX) as left:
+        left.bind(f"{folder}/live")
+        left.listen()
+    assert opened().endpoint == f"ipc://{folder}/live"
+
+
+def test_a_rank_whose_port_there_is_not_is_refused() -> None:
+    with pytest.raises(ConfigError, match=re.escape("endpoint='tcp://127.0.0.1:65536'")):
+        ZmqPublisher(PublisherSettings({"endpoint": "tcp://127.0.0.1:65535"}, rank=1))
+
+
+def test_both_ports_may_be_left_to_the_system(opened: Opened) -> None:
+    local = "tcp://127.0.0.1:*"
+    assert opened(endpoint="tcp://*:*", replay_endpoint="tcp://*:*").endpoint
+    assert opened(endpoint="tcp://*:*", replay_endpoint=local, buffer_steps=2**30 - 2).endpoint
 
 
 @pytest.mark.parametrize(

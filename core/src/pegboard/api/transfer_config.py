@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -94,7 +95,7 @@ class KVTransferConfig:
 def _parse(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply
         raise ConfigError(
-            f"kv_transfer_config={text!r} is not allowed: a JSON object ({error})"
+            f"kv_transfer_config={reprlib.repr(text)} is not allowed: a JSON object ({error})"
         ) from None

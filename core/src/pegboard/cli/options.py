@@ -62,10 +62,11 @@ def engine_options(pairs: list[str], flags: Mapping[str, Any]) -> dict[str, Any]
         if name not in kinds:
             raise unknown_option(name)
         converted = _convert(name, value, kinds[name])
-        if options.setdefault(name, converted) != converted:
+        if name in options and options[name] != converted:
             raise ConfigError(
                 f"{name} is given twice: {options[name]!r}, and -o {name}={value}; give it once"
             )
+        options[name] = converted
     return canonical(options | aliased)
 
 
@@ -78,9 +79,12 @@ def _convert(name: str, value: str, kind: str) -> Any:
         return value.lower() in ("true", "1")
     maker = int if "int" in kind else float if "float" in kind else str
     try:
-        return maker(value)
+        converted = maker(value)
     except ValueError:
         raise ConfigError(f"{name}={value!r} is not allowed: it must be {kind}") from None
+    if converted != converted:  # not a number: unequal to itself, so never given twice alike
+        raise ConfigError(f"{name}={value!r} is not allowed: it must be a number")
+    return converted
 
 
 class LoadingBar:

@@ -25,6 +25,9 @@ BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LOAD_FORMATS = ("auto", "dummy")
 STATE_MODES = ("auto", "none", "align", "all")
 POLICIES = ("fcfs", "priority", "lpm")
+MOST_SEQS = 1 << 16
+MOST_BATCHED_TOKENS = 1 << 24
+"""Tables of these lengths are allocated at the start; beyond these bounds a number is a slip."""
 
 _UNCHUNKED = "while enable_chunked_prefill is False, since prompts then run whole"
 
@@ -35,21 +38,30 @@ def _reject(field: str, value: object, allowed: str) -> ConfigError:
     return ConfigError(f"{field}={value!r} is not allowed: {allowed}")
 
 
+def _is(value: object, choice: object) -> bool:
+    return isinstance(value, type(choice)) and not isinstance(value, bool) and value == choice
+
+
 def _one_of(allowed: Collection[object]) -> Validator:
     def check(_: Any, field: attrs.Attribute[Any], value: object) -> None:
-        if value not in allowed:
+        # By type too: True == 1 and 16.0 == 16, but neither is what the field wants.
+        if not any(_is(value, choice) for choice in allowed):
             raise _reject(field.name, value, "one of " + ", ".join(map(str, allowed)))
 
     return check
 
 
-def _integer(least: int, optional: bool = False) -> Validator:
+def _integer(least: int, optional: bool = False, most: int | None = None) -> Validator:
+    span = f"an integer of at least {least}" if most is None else f"an integer, {least} to {most}"
+    span += " or None" if optional else ""
+
     def check(_: Any, field: attrs.Attribute[Any], value: object) -> None:
         if value is None and optional:
             return
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            suffix = " or None" if optional else ""
-            raise _reject(field.name, value, f"an integer of at least {least}{suffix}")
+            raise _reject(field.name, value, span)
+        if most is not None and value > most:
+            raise _reject(field.name, value, span)
 
     return check
 
@@ -118,10 +130,12 @@ class EngineConfig:
     """Longest prompt plus output, in tokens. None: what the model was made for."""
     block_size: int = attrs.field(default=16, validator=_one_of(BLOCK_SIZES))
     """Tokens per KV block."""
-    max_num_seqs: int = attrs.field(default=128, validator=_integer(1))
-    """Most requests in a step."""
-    max_num_batched_tokens: int = attrs.field(default=2048, validator=_integer(1))
-    """Token budget of a step."""
+    max_num_seqs: int = attrs.field(default=128, validator=_integer(1, most=MOST_SEQS))
+    """Most requests in a step, up to `MOST_SEQS`."""
+    max_num_batched_tokens: int = attrs.field(
+        default=2048, validator=_integer(1, most=MOST_BATCHED_TOKENS)
+    )
+    """Token budget of a step, up to `MOST_BATCHED_TOKENS`."""
     enable_chunked_prefill: bool = attrs.field(default=True, validator=_boolean)
     scheduling_policy: str = attrs.field(default="fcfs", validator=_one_of(POLICIES))
     """Who is admitted first. ``fcfs``: in order of arrival. ``priority``: the lowest priority value

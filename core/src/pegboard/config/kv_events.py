@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,7 +70,8 @@ def parse_kv_events(value: Any) -> KVEventsConfig | None:
 def _from_json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply
         raise ConfigError(
-            f"kv_events_config={text!r} is not allowed: a mapping, or the JSON of one ({error})"
-        ) from error
+            f"kv_events_config={reprlib.repr(text)} is not allowed: a mapping, or the JSON of one "
+            f"({error})"
+        ) from None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from pegboard.api.descriptor import LazyRef
 from pegboard.api.kv import KVCacheConfig
 from pegboard.api.scheduler import Scheduler, SchedulerClass, SchedulerContext
 from pegboard.config.engine import EngineConfig
-from pegboard.errors import ConfigError, PluginError
+from pegboard.errors import ConfigError, PegboardError, PluginError
 from pegboard.plugins import VARIABLE, Board
 from pegboard.scheduler.guard import Connected
 
@@ -70,7 +71,7 @@ def _build(
         inner = _OWN.build if board is None else _find_registered(board, name, target)
         return _build(inner, board, make)
 
-    scheduler = target.load()(make(build=build))
+    scheduler = _call(target, make(build=build))
     missing = [name for name in _METHODS if not callable(getattr(scheduler, name, None))]
     if missing:
         raise PluginError(
@@ -78,6 +79,19 @@ def _build(
             f"{', '.join(missing)}"
         )
     return scheduler  # type: ignore[no-any-return]
+
+
+def _call(target: LazyRef, context: SchedulerContext) -> Any:
+    """Call what `target` names; what goes wrong there is told under its name."""
+    maker = target.load()
+    if not callable(maker):
+        raise PluginError(f"{target} is a {type(maker).__name__}, which makes no scheduler")
+    try:
+        return maker(context)
+    except PegboardError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{target} made no scheduler: {type(error).__name__}: {error}") from error
 
 
 def _find_registered(board: Board, name: str, wanted_by: LazyRef) -> LazyRef:

@@ -154,10 +154,7 @@ class InputProcessor:
         if unknown:
             raise _bad_prompt(f"key {unknown[0]!r} is not one of {', '.join(_PROMPT_KEYS)}")
         salt = prompt.get("cache_salt")
-        if salt is not None and (not isinstance(salt, str) or not salt):
-            raise RequestError(
-                f"cache_salt={salt!r} must be a non-empty string", field="cache_salt"
-            )
+        _check_salt(salt)
         transfer = prompt.get("kv_transfer_params")
         if transfer is not None and not isinstance(transfer, Mapping):
             raise RequestError(
@@ -219,6 +216,20 @@ class InputProcessor:
             )
             for number in range(1, params.n)
         ]
+
+
+def _check_salt(salt: object) -> None:
+    """A salt is hashed as UTF-8, so text that has none (a lone surrogate) is refused."""
+    if salt is None:
+        return
+    if not isinstance(salt, str) or not salt:
+        raise RequestError(f"cache_salt={salt!r} must be a non-empty string", field="cache_salt")
+    try:
+        salt.encode()
+    except UnicodeEncodeError:
+        raise RequestError(
+            f"cache_salt={salt!r} must be text that UTF-8 can hold", field="cache_salt"
+        ) from None
 
 
 def _lists_ids(value: object) -> bool:

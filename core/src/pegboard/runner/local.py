@@ -18,7 +18,7 @@ from pegboard.config.model import ResolvedModel
 from pegboard.nn import Weighted
 from pegboard.runner.connect import connect_worker
 from pegboard.runner.identity import engine_identity
-from pegboard.runner.memory import step_peak
+from pegboard.runner.memory import allocating, step_peak
 from pegboard.runner.runner import ModelRunner
 from pegboard.runner.setup import OpenedDevice, open_device
 from pegboard.runner.slots import Limits
@@ -186,14 +186,15 @@ class LocalExecutor:
         assert self._model is not None, "load() comes first"
         assert [group.spec for group in cache.groups] == [group.spec for group in opened.groups]
         layouts = [attention.layout for attention in opened.attention]
-        return ModelRunner(
-            self._model,
-            limits=self._limits(),
-            cache=cache,
-            kernels=[attention.kernel for attention in opened.attention],
-            storage=allocate_storage(self.kv_slots(), cache, layouts, opened.device),
-            device=opened.device,
-        )
+        with allocating(self._limits()):
+            return ModelRunner(
+                self._model,
+                limits=self._limits(),
+                cache=cache,
+                kernels=[attention.kernel for attention in opened.attention],
+                storage=allocate_storage(self.kv_slots(), cache, layouts, opened.device),
+                device=opened.device,
+            )
 
     def _weight_bytes(self) -> int:
         model = cast(torch.nn.Module, self._model)

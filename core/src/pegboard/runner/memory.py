@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pegboard.errors import ResourceError
 from pegboard.runner.slots import Limits
 
-__all__ = ["peak_bytes", "step_peak"]
+__all__ = ["allocating", "peak_bytes", "step_peak"]
 
 SMALL_STEP = 32
 """Tokens up to which a step is run whole where speed matters."""
+
+
+@contextlib.contextmanager
+def allocating(limits: Limits) -> Iterator[None]:
+    """Where what `limits` size is allocated: `ResourceError` names the settings if it fails."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        out = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not out and "alloc" not in str(error).lower():  # a CPU's allocator has no own class
+            raise
+        reason = (str(error).splitlines() or ["out of memory"])[0]
+        raise ResourceError(
+            f"what max_num_seqs={limits.max_rows}, max_num_batched_tokens={limits.max_tokens}, "
+            f"max_model_len={limits.max_model_len} and the KV cache need cannot be allocated "
+            f"({reason}); lower one of them"
+        ) from error
 
 
 def peak_bytes(work: Callable[[], Any]) -> int:

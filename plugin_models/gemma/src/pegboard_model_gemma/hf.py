@@ -138,7 +138,7 @@ def _local_layers(read: ConfigReader, layers: int, generation: Generation) -> tu
     if kinds is None:
         return pattern_layers(layers, pattern)
     allowed = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(allowed):
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in allowed for k in kinds):
         raise read.bad("layer_types", kinds, f"a list of {layers} times {' or '.join(allowed)}")
     return tuple(kind == "sliding_attention" for kind in kinds)
 

@@ -104,7 +104,7 @@ def _layer_types(read: ConfigReader, layers: int) -> list[str] | None:
     allowed = ("full_attention", "sliding_attention")
     if kinds is None:
         return None
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(allowed):
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in allowed for k in kinds):
         raise read.bad("layer_types", kinds, f"a list of {layers} times {' or '.join(allowed)}")
     return kinds
 

@@ -12,6 +12,10 @@ from pegboard.errors import ConfigError
 
 __all__ = ["ZmqOptions"]
 
+MOST_PORT = 65535
+MOST_STEPS = (1 << 30) - 2
+"""The replay socket's high-water mark, twice as many and two, is a 32-bit integer."""
+
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
@@ -20,10 +24,10 @@ def reject(field: str, value: object, allowed: str) -> ConfigError:
     return ConfigError(f"kv_events_config: {field}={value!r} is not allowed: {allowed}")
 
 
-def _count(least: int) -> Validator:
+def _count(least: int, most: int = (1 << 31) - 1) -> Validator:
     def check(_: Any, field: attrs.Attribute[Any], value: object) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 31:
-            raise reject(field.name, value, f"an integer from {least} to {(1 << 31) - 1}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise reject(field.name, value, f"an integer from {least} to {most}")
 
     return check
 
@@ -36,8 +40,32 @@ def _endpoint(optional: bool) -> Validator:
         if not isinstance(value, str) or not value.startswith(transports):
             suffix = " or null" if optional else ""
             raise reject(field.name, value, f"an address with {', '.join(transports)}{suffix}")
+        if not _is_utf8(value):
+            raise reject(field.name, value, "text that UTF-8 can hold")
+        if value.startswith("tcp://") and not _has_port(value):
+            raise reject(field.name, value, "a port from 0 to 65535 or * at the end")
 
     return check
+
+
+def _has_port(endpoint: str) -> bool:
+    """ZeroMQ itself takes a port modulo 65536."""
+    port = endpoint.rpartition(":")[2]
+    digits = port.isascii() and port.isdigit() and len(port) <= len("65535")
+    return port == "*" or (digits and int(port) <= MOST_PORT)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True
+
+
+def _topic(_: Any, field: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str) or not _is_utf8(value):
+        raise reject(field.name, value, "a string that UTF-8 can hold")
 
 
 def _kind(wanted: type, words: str) -> Validator:
@@ -57,15 +85,21 @@ class ZmqOptions:
     bound, else connected to."""
     replay_endpoint: str | None = attrs.field(default=None, validator=_endpoint(optional=True))
     """Address that the replay socket binds. None: no replay."""
-    buffer_steps: int = attrs.field(default=10_000, validator=_count(1))
+    buffer_steps: int = attrs.field(default=10_000, validator=_count(1, MOST_STEPS))
     """Batches that are kept for replay."""
     hwm: int = attrs.field(default=100_000, validator=_count(0))
     """Batches that ZeroMQ queues for one slow subscriber before it loses some; 0 for no limit."""
     max_queue_size: int = attrs.field(default=100_000, validator=_count(1))
     """Batches that wait for the sending thread before the engine's are dropped."""
-    topic: str = attrs.field(default="", validator=_kind(str, "a string"))
+    topic: str = attrs.field(default="", validator=_topic)
     use_int_block_hashes: bool = attrs.field(default=True, validator=_kind(bool, "true or false"))
     """Hashes as the integer of their last 64 bits; false: as 32 bytes."""
+
+    @replay_endpoint.validator
+    def _check_distinct(self, field: attrs.Attribute[Any], value: object) -> None:
+        system_chooses = str(value).startswith("tcp://") and str(value).endswith((":*", ":0"))
+        if value == self.endpoint and not system_chooses:
+            raise reject(field.name, value, "another address than endpoint's")
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> ZmqOptions:

@@ -11,11 +11,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import socket as socket_module
 import threading
+import time
 
+import attrs
 import zmq
 
 from pegboard.api.events import KVEventBatch, PublisherSettings, PublisherStats
+from pegboard.errors import ConfigError
 from pegboard_kv_events_zmq.options import ZmqOptions, reject
 from pegboard_kv_events_zmq.replay import History, ReplayThread, sequence_bytes
 from pegboard_kv_events_zmq.wire import BatchEncoder
@@ -26,6 +30,8 @@ _log = logging.getLogger("pegboard.plugin.kv-events-zmq")
 
 _CLOSING_SECONDS = 1.0
 """How long closing waits for each thread, and ZeroMQ for subscribers that have messages to get."""
+
+_RETRY_SECONDS = 0.02
 
 
 def endpoint_of_rank(endpoint: str, rank: int) -> str:
@@ -45,7 +51,7 @@ class ZmqPublisher:
     def __init__(self, settings: PublisherSettings) -> None:
         """Raises `ConfigError` for options that are not allowed and addresses that cannot be
         used."""
-        options = ZmqOptions.from_mapping(settings.options)
+        options = _of_rank(ZmqOptions.from_mapping(settings.options), settings.rank)
         self._encoder = BatchEncoder(settings.rank, options.use_int_block_hashes)
         self._topic = options.topic.encode()
         self._history = History(options.buffer_steps)
@@ -55,10 +61,10 @@ class ZmqPublisher:
         self._next = 0
         self._sent = self._failed = self._dropped = 0
         self._closing = threading.Event()
-        self._socket = _open_pub(options, settings.rank)
+        self._socket = _open_pub(options)
         self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)
         """The address in use, with the port that the system chose."""
-        self._replay = self._start_replay(options, settings.rank)
+        self._replay = self._start_replay(options)
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
         self._thread.start()
 
@@ -86,14 +92,14 @@ class ZmqPublisher:
         if self._replay is not None:
             self._replay.close(_CLOSING_SECONDS)
 
-    def _start_replay(self, options: ZmqOptions, rank: int) -> ReplayThread | None:
+    def _start_replay(self, options: ZmqOptions) -> ReplayThread | None:
         if options.replay_endpoint is None:
             return None
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         # A whole replay fits: what a peer has read is known to the sender half a mark late.
         socket.set(zmq.SNDHWM, 2 * (options.buffer_steps + 1))
         try:
-            _attach(socket, "replay_endpoint", endpoint_of_rank(options.replay_endpoint, rank))
+            _attach(socket, "replay_endpoint", options.replay_endpoint)
         except BaseException:
             self._socket.close(linger=0)
             raise
@@ -121,10 +127,20 @@ class ZmqPublisher:
             self._sent += 1
 
 
-def _open_pub(options: ZmqOptions, rank: int) -> zmq.Socket[bytes]:
+def _of_rank(options: ZmqOptions, rank: int) -> ZmqOptions:
+    """With the addresses of a rank, checked again: its port may be none any more."""
+    replay = options.replay_endpoint
+    return attrs.evolve(
+        options,
+        endpoint=endpoint_of_rank(options.endpoint, rank),
+        replay_endpoint=None if replay is None else endpoint_of_rank(replay, rank),
+    )
+
+
+def _open_pub(options: ZmqOptions) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
     socket.set_hwm(options.hwm)
-    endpoint = endpoint_of_rank(options.endpoint, rank)
+    endpoint = options.endpoint
     local = endpoint.startswith(("ipc://", "inproc://"))
     _attach(socket, "endpoint", endpoint, bind=local or "*" in endpoint or "::" in endpoint)
     return socket
@@ -134,9 +150,37 @@ def _attach(socket: zmq.Socket[bytes], field: str, endpoint: str, bind: bool = T
     """Bind or connect; on failure the socket is closed and `ConfigError` names the option."""
     try:
         if bind:
+            _require_free(field, endpoint)
             socket.bind(endpoint)
         else:
             socket.connect(endpoint)
     except zmq.ZMQError as error:
         socket.close(linger=0)
         raise reject(field, endpoint, f"an address that can be used ({error})") from error
+    except ConfigError:
+        socket.close(linger=0)
+        raise
+
+
+def _require_free(field: str, endpoint: str) -> None:
+    """Refuse the path of an ``ipc`` socket that somebody serves: binding would take it away from
+    them without a word. One that is just being closed is waited for."""
+    if not endpoint.startswith("ipc://"):
+        return
+    path = endpoint.removeprefix("ipc://")
+    deadline = time.monotonic() + _CLOSING_SECONDS
+    while _is_served(path):
+        if time.monotonic() > deadline:
+            raise reject(field, endpoint, "a path that no other socket serves")
+        time.sleep(_RETRY_SECONDS)
+
+
+def _is_served(path: str) -> bool:
+    if not hasattr(socket_module, "AF_UNIX"):
+        return False
+    with socket_module.socket(socket_module.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:  # absent, left over by a process that is gone, or too long a name
+            return False
+    return True
