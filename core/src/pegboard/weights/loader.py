@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 """``(bytes done, bytes in all)``; called after each layer, the last time with both equal."""
 
 _TILE_BYTES = 32 * 1024 * 1024
-_RELEASE_BYTES = 4 * 1024 * 1024
+_RELEASE_BYTES = 2 * 1024 * 1024
 """What was read between two releases of freed memory: the C library would keep the host's copies
 resident beside the weights."""
 _DUMMY_RANGE = 1e-3
