@@ -55,9 +55,7 @@ class Draft:
         """Tell the runner all about a request; `blocks` are those it holds before this step."""
         self._new_rows[request] = request.new_row(blocks)
 
-    def add_row(
-        self, request: Request, start: int, stop: int, new_blocks: list[list[int]]
-    ) -> None:
+    def add_row(self, request: Request, start: int, stop: int, new_blocks: list[list[int]]) -> None:
         """Plan the next tokens of a running request, from `start` up to `stop`."""
         self._requests.append(request)
         self._starts.append(start)
