@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from pegboard.api.params import SamplingParams
 from pegboard.api.views import EngineOutput, RequestEvent
@@ -23,7 +24,7 @@ def events_of(toy: ToyEngine) -> dict[str, list[RequestEvent]]:
     return events
 
 
-def kinds(events: list[RequestEvent]) -> list[str]:
+def kinds(events: Sequence[RequestEvent]) -> list[str]:
     assert [event.time for event in events] == sorted(event.time for event in events)
     return [event.kind for event in events]
 
@@ -69,3 +70,24 @@ def test_aborts_and_failures_bring_what_was_not_told_yet() -> None:
     failed: list[EngineOutput] = toy.step()
     assert [kinds(output.events) for output in failed] == [["QUEUED", "SCHEDULED"]]
     assert failed[0].finish_reason == "error"
+
+
+def test_what_an_output_told_does_not_change_when_the_request_goes_on() -> None:
+    toy = ToyEngine(9, block_size=8, watermark=0.0, enable_prefix_caching=False)
+    for number, name in enumerate("abc"):
+        toy.add(toy_request(name, [number] * 16, 24))
+    outputs, told = [], []
+    while toy.scheduler.has_work():
+        new = toy.step()
+        outputs += new
+        told += [kinds(output.events) for output in new]
+    assert toy.scheduler.stats().preemptions > 0
+    assert [kinds(output.events) for output in outputs] == told
+
+
+def test_outputs_of_a_step_are_in_the_order_of_time_beside_a_failed_row() -> None:
+    toy = ToyEngine(executor=ToyExecutor(poison=66))
+    toy.add(toy_request("bad", [1, 66], 4))
+    toy.add(toy_request("good", [1, 2], 4))
+    times = [output.time for output in toy.step()]
+    assert len(times) == 2 and times == sorted(times)

@@ -114,7 +114,10 @@ class BlockPool:
         self.null.refs = 1
         self.evicted = 0
         self._list = FreeList()
-        self._filed: dict[BlockKey, list[Block]] = {}
+        self._filed: dict[BlockKey, Block] = {}
+        """The block that is found, the first that was filed."""
+        self._twins: dict[BlockKey, list[Block]] = {}
+        """Further blocks with the same content, oldest first; there are few."""
         for block in self.blocks[1:]:
             self._list.push_tail(block)
 
@@ -175,17 +178,15 @@ class BlockPool:
         """
         assert block.refs > 0 and key not in block.keys, f"{block} cannot be filed"
         block.keys += (key,)
-        twins = self._filed.get(key)
-        if twins is None:
-            self._filed[key] = [block]
-            self._log.filed(key)
+        if key in self._filed:
+            self._twins.setdefault(key, []).append(block)
         else:
-            twins.append(block)
+            self._filed[key] = block
+            self._log.filed(key)
 
     def find(self, key: BlockKey) -> Block | None:
         """A block with the content of `key`; to be touched before anything is taken."""
-        twins = self._filed.get(key)
-        return twins[0] if twins is not None else None
+        return self._filed.get(key)
 
     def evict_blocks(self, ids: Iterable[int]) -> int:
         """Forget the content of these blocks, held or not. Returns how many had any."""
@@ -205,10 +206,10 @@ class BlockPool:
         """Forget all content. False, and nothing happens, while a block is held."""
         if self.available != self.total:
             return False
-        for twins in self._filed.values():
-            for block in twins:
-                block.keys = ()
+        for block in self.blocks:
+            block.keys = ()
         self._filed.clear()
+        self._twins.clear()
         self._log.cleared()
         return True
 
@@ -240,11 +241,14 @@ class BlockPool:
 
     def _check_files(self) -> None:
         filed = 0
-        for key, twins in self._filed.items():
-            assert twins, f"nothing is filed under {key}"
-            for block in twins:
+        assert self._twins.keys() <= self._filed.keys(), "a twin is filed, the first block is not"
+        for key, first in self._filed.items():
+            twins = self._twins.get(key)
+            assert twins != [], f"an empty list of twins is kept for {key}"
+            blocks = [first, *(twins or ())]
+            for block in blocks:
                 assert key in block.keys, f"{block} is filed under a key that is not its own"
-            filed += len(twins)
+            filed += len(blocks)
         keyed = sum(len(block.keys) for block in self.blocks)
         assert keyed == filed, f"blocks have {keyed} keys, {filed} are filed"
 
@@ -256,10 +260,15 @@ class BlockPool:
 
     def _unfile(self, block: Block) -> None:
         for key in block.keys:
-            twins = self._filed[key]
-            if len(twins) == 1:
+            twins = self._twins.get(key)
+            if twins is None:
                 del self._filed[key]
                 self._log.removed(key)
+                continue
+            if self._filed[key] is block:
+                self._filed[key] = twins.pop(0)
             else:
                 twins.remove(block)
+            if not twins:
+                del self._twins[key]
         block.keys = ()

@@ -165,16 +165,24 @@ class KVManager:
         if tokens <= request.capacity:
             return self.no_blocks
         begin = request.tables if want.given is None else want.given.blocks
-        lengths = [p.entries(tokens, request.encoder_tokens) for p in self._policies]
-        missing = sum(
-            max(length - len(blocks), 0) - policy.skipped(len(blocks), length)
-            for policy, blocks, length in zip(self._policies, begin, lengths, strict=True)
-        )
+        growth = self._growth(begin, tokens, request.encoder_tokens)
+        missing = sum([new for _, new in growth])
         if missing + self._idle(want) + want.reserve > self.pool.available:
             return None
         if want.given is not None:
             self._begin(request, want.given)
-        return self._extend(request, lengths)
+        return self._extend(request, growth)
+
+    def _growth(
+        self, tables: list[list[Block]], tokens: int, encoder_tokens: int
+    ) -> list[tuple[int, int]]:
+        """Per group, entries that tables lack for `tokens` tokens: without a block, then with."""
+        growth = []
+        for policy, table in zip(self._policies, tables, strict=True):
+            have, length = len(table), policy.entries(tokens, encoder_tokens)
+            skipped = policy.skipped(have, length)
+            growth.append((skipped, max(length - have, 0) - skipped))
+        return growth
 
     def _idle(self, want: Allocation) -> int:
         """Blocks of a hit that nobody holds: available now, no more once referenced."""
@@ -194,14 +202,12 @@ class KVManager:
             self.pool.touch(source.block for source in given.sources)
             request.committed = given.tokens // self.prefix_match_unit
 
-    def _extend(self, request: KVRequest, lengths: list[int]) -> list[list[int]]:
-        """Add entries until the tables have these lengths."""
+    def _extend(self, request: KVRequest, growth: list[tuple[int, int]]) -> list[list[int]]:
+        """Add so many entries to the tables."""
         new_ids = []
-        for policy, table, length in zip(self._policies, request.tables, lengths, strict=True):
-            skipped = policy.skipped(len(table), length)
-            table.extend([self.pool.null] * skipped)
-            new = self.pool.take(max(length - len(table), 0))
-            table.extend(new)
+        for table, (skipped, count) in zip(request.tables, growth, strict=True):
+            new = self.pool.take(count)
+            table.extend([self.pool.null] * skipped + new)
             new_ids.append([0] * skipped + [block.id for block in new])
         request.capacity = self._capacity(request)
         return new_ids
@@ -209,7 +215,7 @@ class KVManager:
     def _capacity(self, request: KVRequest) -> int:
         """Tokens that every group has room for."""
         tables = zip(self._policies, request.tables, strict=True)
-        return min((p.capacity(len(table)) for p, table in tables), default=UNBOUNDED)
+        return min([p.capacity(len(table)) for p, table in tables])
 
     def forget(self, request: KVRequest, computed: int) -> None:
         """Give up what no token after the first `computed` ones attends to.

@@ -22,6 +22,7 @@ class Landing:
         self._books = books
         self._result = result
         self._now = monotonic()
+        """Time of all outputs."""
 
     def rows(self, record: Record) -> list[EngineOutput]:
         """What is told of the rows; nothing of those that ended since the plan."""
@@ -52,7 +53,7 @@ class Landing:
             error = self._fault(slot, sampled)
             if error is not None:
                 self._books.end(request, "error")
-                return make_end(request, "error", error)
+                return make_end(request, "error", error, self._now)
         if epoch == request.epoch:
             if computed < request.quiet_until:
                 request.computed = computed

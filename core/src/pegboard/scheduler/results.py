@@ -87,8 +87,10 @@ def make_output(
     return output
 
 
-def make_end(request: Request, reason: str, error: str | None = None) -> EngineOutput:
-    """The last message of a request that brings no tokens."""
+def make_end(
+    request: Request, reason: str, error: str | None = None, time: float | None = None
+) -> EngineOutput:
+    """The last message of a request that brings no tokens, made at `time` or now."""
     return EngineOutput(
         request_id=request.origin.request_id,
         token_ids=[],
@@ -96,6 +98,6 @@ def make_end(request: Request, reason: str, error: str | None = None) -> EngineO
         cached_tokens=request.cached_tokens,
         error=error,
         events=request.take_events(),
-        time=monotonic(),
+        time=monotonic() if time is None else time,
         kv_transfer=request.kv_params,
     )
