@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -82,7 +83,7 @@ def _convert(name: str, value: str, kind: str) -> Any:
         converted = maker(value)
     except ValueError:
         raise ConfigError(f"{name}={value!r} is not allowed: it must be {kind}") from None
-    if converted != converted:  # not a number: unequal to itself, so never given twice alike
+    if isinstance(converted, float) and math.isnan(converted):
         raise ConfigError(f"{name}={value!r} is not allowed: it must be a number")
     return converted
 
