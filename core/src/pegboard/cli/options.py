@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator, Mapping
-from math import isnan
 from typing import Annotated, Any
 
 import attrs
@@ -83,7 +83,7 @@ def _convert(name: str, value: str, kind: str) -> Any:
         converted = maker(value)
     except ValueError:
         raise ConfigError(f"{name}={value!r} is not allowed: it must be {kind}") from None
-    if isinstance(converted, float) and isnan(converted):
+    if isinstance(converted, float) and math.isnan(converted):
         raise ConfigError(f"{name}={value!r} is not allowed: it must be a number")
     return converted
 
