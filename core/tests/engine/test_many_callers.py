@@ -159,8 +159,7 @@ def test_a_thread_that_comes_back_at_once_lets_a_waiting_one_in() -> None:
     with turns, turns:
         waiting = threading.Thread(target=wait_and_enter)
         waiting.start()
-        while not turns._queue.locked():
-            time.sleep(0.001)
+        time.sleep(0.1)  # it waits by now
     while not entered.is_set() and rounds < 1000:
         with turns:
             rounds += 1
