@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import numbers
 import os
 import reprlib
@@ -13,6 +14,7 @@ from pegboard.config.engine import EngineConfig
 from pegboard.config.generation import sampling_defaults
 from pegboard.engine.build import build_engine
 from pegboard.engine.inputs import Prompt, TokenisedPrompt
+from pegboard.engine.llm_engine import Mailbox
 from pegboard.engine.outputs import RequestOutput
 from pegboard.engine.templates import template_variables
 from pegboard.errors import RequestError
@@ -27,6 +29,9 @@ Conversation = Sequence[Message]
 
 class LLM:
     """A language model that answers batches of prompts.
+
+    Several threads may use one model, and streams may be read in turns: their requests run
+    together. In a forked child every call raises `EngineDeadError`.
 
     Args:
         model: Path of a checkpoint (a directory of safetensors, a GGUF file) or a hub id.
@@ -62,7 +67,7 @@ class LLM:
         self.engine = built.engine
         self._tokenizer = built.tokenizer
         self._templates = built.templates
-        self._serial = 0
+        self._names = map(str, itertools.count())
 
     def generate(
         self,
@@ -145,17 +150,14 @@ class LLM:
             self.engine.inputs.check_params(sampling_params)
         params = self._params_for(sampling_params, 1)[0]
         request_id = self._next_id()
-        self.engine.add_request(request_id, prompt, params)
+        box: Mailbox = {}
+        self.engine.add_request(request_id, prompt, params, box=box)
         finished = False
         try:
             while not finished:
-                for output in self.engine.step():
-                    if output.request_id == request_id:
-                        finished = output.finished
-                        yield output
-                if not finished and not self.engine.has_unfinished_requests():
-                    self.engine.check_alive()
-                    return  # it was aborted from elsewhere
+                for output in self.engine.step_for(box):
+                    finished = output.finished
+                    yield output
         finally:
             self.engine.abort_request(request_id)
 
@@ -191,15 +193,16 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         ids: list[str] = []
+        box: Mailbox = {}
         done: dict[str, RequestOutput] = {}
         try:
             for prompt, param, rank in zip(prompts, params, ranks, strict=True):
                 request_id = self._next_id()
-                self.engine.add_request(request_id, prompt, param, priority=rank)
+                self.engine.add_request(request_id, prompt, param, priority=rank, box=box)
                 ids.append(request_id)
             with _progress_bar(len(ids), use_tqdm) as bar:
                 while len(done) < len(ids):
-                    for output in self.engine.step():
+                    for output in self.engine.step_for(box):
                         if output.finished:
                             done[output.request_id] = output
                             bar.update(1)
@@ -233,6 +236,12 @@ class LLM:
     def _ranks(self, priority: Sequence[int] | None, count: int) -> list[int]:
         if priority is None:
             return [0] * count
+        if not isinstance(priority, Sequence) or isinstance(priority, (str, bytes)):
+            raise RequestError(
+                f"priority={reprlib.repr(priority)} is not allowed: a list of one integer per "
+                "prompt",
+                field="priority",
+            )
         if len(priority) != count:
             raise RequestError(
                 f"priority has {len(priority)} entries for {count} prompts", field="priority"
@@ -242,8 +251,7 @@ class LLM:
         return list(priority)
 
     def _next_id(self) -> str:
-        self._serial += 1
-        return str(self._serial - 1)
+        return next(name for name in self._names if not self.engine.is_live(name))
 
 
 def _listed(prompts: Any) -> list[Prompt]:

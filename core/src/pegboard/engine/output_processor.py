@@ -124,6 +124,14 @@ class OutputProcessor:
         request.output.finished = True
         return [item for item in request.sequences if self._owner.pop(item, None)]
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def get(self, request_id: str) -> RequestOutput | None:
+        """The state of a live request; None if it ended or is unknown."""
+        request = self._requests.get(request_id)
+        return None if request is None else request.output
+
     def live(self) -> list[str]:
         """Ids of the requests that have not ended."""
         return list(self._requests)
