@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,11 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parent
+
+# A shell that starts a job in the background lets it ignore interrupts, and its children too. The
+# tests of interrupts need the usual handler, here and in the processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
