@@ -80,7 +80,7 @@ class Load:
 
     def settle(self) -> None:
         """Run until all prompts are computed."""
-        while self.core.stats().running < self.running:
+        while self.core.stats().waiting:
             self.step()
         for _ in range(20):
             self.step()
