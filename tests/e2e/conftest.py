@@ -23,6 +23,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session")
+def eight_prompts() -> tuple[str, ...]:
+    """Beginnings in several languages, for greedy decoding beside a reference."""
+    return (
+        "The history of the printing press begins",
+        "Die Hauptstadt von Österreich ist",
+        "Il était une fois, dans une forêt lointaine,",
+        "def fibonacci(n):\n    ",
+        "La capital de España es Madrid y",
+        "水は摂氏百度で",
+        "Быстрая лиса прыгает через",
+        "1, 1, 2, 3, 5, 8, 13,",
+    )
+
+
 class CommandLine:
     """The ``pegboard`` command of this environment, in a process of its own."""
 

@@ -17,16 +17,6 @@ from pegboard_testkit.near_tie import Comparison, assert_same, compare
 
 pytestmark = [pytest.mark.accept, pytest.mark.network, pytest.mark.timeout(1800)]
 
-PROMPTS = (
-    "The history of the printing press begins",
-    "Die Hauptstadt von Österreich ist",
-    "Il était une fois, dans une forêt lointaine,",
-    "def fibonacci(n):\n    ",
-    "La capital de España es Madrid y",
-    "水は摂氏百度で",
-    "Быстрая лиса прыгает через",
-    "1, 1, 2, 3, 5, 8, 13,",
-)
 PROSE = Path(__file__).with_name("prose.txt")
 WINDOW, BLOCK = 512, 16
 LENGTHS = (600, 1000, 1500, 2000)
@@ -121,8 +111,10 @@ def test_the_layers_form_groups_of_both_kinds(exact: LLM) -> None:
     assert sum(count for kind, count in kinds if kind == "full") == 3
 
 
-def test_eight_languages_of_greedy_tokens_are_the_references(exact: LLM, reference: Any) -> None:
-    outputs = decode(exact, PROMPTS)
+def test_eight_languages_of_greedy_tokens_are_the_references(
+    exact: LLM, reference: Any, eight_prompts: tuple[str, ...]
+) -> None:
+    outputs = decode(exact, eight_prompts)
     assert all(output.prompt_token_ids[0] == 2 for output in outputs), "BOS comes first, once"
     assert all(output.prompt_token_ids[1] != 2 for output in outputs)
     found = check(reference, outputs)

@@ -20,7 +20,8 @@ import transformers
 
 from pegboard import LLM, RequestOutput, SamplingParams
 from pegboard_quant_gguf.testing import tensor_data, write_gguf
-from pegboard_testkit.near_tie import Comparison, assert_same, compare
+from pegboard_testkit.near_tie import assert_same
+from pegboard_testkit.reference import compare_distributions, distributions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -252,29 +253,8 @@ def answers(path: Path, **options: Any) -> list[RequestOutput]:
         return llm.generate(prompts, params, use_tqdm=False)
 
 
-def distributions(output: RequestOutput) -> np.ndarray:
-    """``[positions, vocab]`` of the prompt's and the output's tokens but the first."""
-    assert output.prompt_logprobs is not None and output.outputs[0].logprobs is not None
-    entries = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
-    rows = [[entry[token].logprob for token in sorted(entry)] for entry in entries if entry]
-    assert len(rows) == len(entries)
-    return np.array(rows)
-
-
 def check(reference: Any, outputs: list[RequestOutput]) -> None:
-    found = Comparison()
-    for output in outputs:
-        made = output.outputs[0].token_ids
-        ids = torch.tensor([output.prompt_token_ids + made])
-        with torch.no_grad():
-            rows = torch.log_softmax(reference(ids).logits[0].double(), -1).numpy()[:-1]
-        ours = distributions(output)
-        assert ours.shape == rows.shape, "one distribution per position"
-        assert np.abs(ours - rows).max() <= TOLERANCE
-        ahead = rows[len(output.prompt_token_ids) - 1 :]
-        chosen = ahead[np.arange(len(made)), made]
-        found = found.add(compare(chosen.tolist(), ahead.max(axis=1).tolist()))
-    assert_same(found, gap=TOLERANCE)
+    assert_same(compare_distributions(reference, outputs, TOLERANCE), gap=TOLERANCE)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

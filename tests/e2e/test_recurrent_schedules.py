@@ -20,7 +20,8 @@ import torch
 from pegboard import LLM, RequestOutput, SamplingParams
 from pegboard.api.step import StepPlan
 from pegboard.testing.checkpoints import write_hybrid_model
-from pegboard_testkit.near_tie import Comparison, assert_same, compare
+from pegboard_testkit.alone import compare_with_alone, scores
+from pegboard_testkit.near_tie import assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -135,25 +136,8 @@ def alone(folders: dict[str, Path], one_thread: None) -> Iterator[dict[str, LLM]
         llm.close()
 
 
-def scores(alone: LLM, prompt: list[int], tokens: list[int]) -> tuple[list[float], list[float]]:
-    """The oracle's log-probability of each output token, and of the likeliest one in its place."""
-    ids = prompt + tokens
-    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
-    (scored,) = alone.generate(ids, params, use_tqdm=False)
-    assert scored.prompt_logprobs is not None
-    entries = [entry for entry in scored.prompt_logprobs[len(prompt) :] if entry]
-    chosen = [entry[token].logprob for entry, token in zip(entries, tokens, strict=True)]
-    return chosen, [max(item.logprob for item in entry.values()) for entry in entries]
-
-
 def check_same(alone: LLM, outputs: list[RequestOutput]) -> None:
-    found = Comparison()
-    for output in outputs:
-        made = output.outputs[0]
-        assert made.logprobs is not None and made.finish_reason == "length"
-        own = [e[token].logprob for e, token in zip(made.logprobs, made.token_ids, strict=True)]
-        found = found.add(compare(*scores(alone, output.prompt_token_ids, made.token_ids), own))
-    assert_same(found)
+    assert_same(compare_with_alone(alone, outputs))
 
 
 def greedy(tokens: int) -> SamplingParams:

@@ -19,7 +19,8 @@ import transformers
 
 from pegboard import LLM, RequestOutput, SamplingParams
 from pegboard.errors import ConfigError, PegboardError, UnsupportedError
-from pegboard_testkit.near_tie import Comparison, assert_same, compare
+from pegboard_testkit.near_tie import Comparison, assert_same
+from pegboard_testkit.reference import compare_distributions, distributions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -168,12 +169,6 @@ def prompts(vocab: int) -> list[list[int]]:
     return [draws.integers(3, vocab, size=length).tolist() for length in (40, 1, 17)]
 
 
-def reference_logprobs(model: Any, ids: list[int]) -> np.ndarray:
-    """``[len(ids), vocab]``: row i predicts token i + 1."""
-    with torch.no_grad():
-        return torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), -1).numpy()
-
-
 def opened(folder: Path, **options: Any) -> LLM:
     common = {"dtype": "float32", "num_gpu_blocks_override": 64, "max_num_seqs": 4}
     return LLM(str(folder), **{**common, **options})
@@ -188,27 +183,8 @@ def answers(folder: Path, vocab: int, **options: Any) -> list[RequestOutput]:
         return llm.generate(prompts(vocab), params, use_tqdm=False)
 
 
-def distributions(output: RequestOutput) -> np.ndarray:
-    """``[positions, vocab]`` of the prompt's and the output's tokens, the first prompt token
-    excepted."""
-    assert output.prompt_logprobs is not None and output.outputs[0].logprobs is not None
-    entries = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
-    rows = [[entry[token].logprob for token in sorted(entry)] for entry in entries if entry]
-    assert len(rows) == len(entries)
-    return np.array(rows)
-
-
 def check(reference: Any, outputs: list[RequestOutput]) -> Comparison:
-    found = Comparison()
-    for output in outputs:
-        made = output.outputs[0].token_ids
-        rows = reference_logprobs(reference, output.prompt_token_ids + made)[:-1]
-        ours = distributions(output)
-        assert ours.shape == rows.shape, "one distribution per position"
-        assert np.abs(ours - rows).max() <= TOLERANCE
-        ahead = rows[len(output.prompt_token_ids) - 1 :]
-        chosen = ahead[np.arange(len(made)), made]
-        found = found.add(compare(chosen.tolist(), ahead.max(axis=1).tolist()))
+    found = compare_distributions(reference, outputs, TOLERANCE)
     assert_same(found, gap=TOLERANCE)
     return found
 

@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 
 from pegboard import LLM, RequestOutput, SamplingParams
 from pegboard.testing.checkpoints import write_tiny_model
-from pegboard_testkit.near_tie import Comparison, assert_same, compare
+from pegboard_testkit.alone import compare_with_alone
+from pegboard_testkit.near_tie import assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,30 +43,6 @@ def alone(tiny: Path) -> Iterator[LLM]:
     options = {"enable_prefix_caching": False, "num_gpu_blocks_override": 64}
     with open_engine(tiny, max_num_batched_tokens=CONTEXT, **options) as llm:
         yield llm
-
-
-def scores(alone: LLM, output: RequestOutput) -> tuple[list[float], list[float]]:
-    """The oracle's log-probability of each output token, and of the likeliest one in its place."""
-    ids = output.prompt_token_ids + output.outputs[0].token_ids
-    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
-    (scored,) = alone.generate(ids, params, use_tqdm=False)
-    assert scored.prompt_logprobs is not None
-    first = len(output.prompt_token_ids)
-    entries = [entry for entry in scored.prompt_logprobs[first:] if entry]
-    chosen = [entry[token].logprob for entry, token in zip(entries, ids[first:], strict=True)]
-    return chosen, [max(item.logprob for item in entry.values()) for entry in entries]
-
-
-def compare_all(alone: LLM, outputs: list[RequestOutput]) -> Comparison:
-    found = Comparison()
-    for output in outputs:
-        made = output.outputs[0]
-        assert made.logprobs is not None and made.finish_reason == "length"
-        own = [
-            entry[token].logprob for entry, token in zip(made.logprobs, made.token_ids, strict=True)
-        ]
-        found = found.add(compare(*scores(alone, output), own))
-    return found
 
 
 @attrs.frozen
@@ -138,7 +115,7 @@ def check_schedules(tiny: Path, alone: LLM, examples: int) -> dict[str, int]:
     @given(load=loads())
     def check(load: Load) -> None:
         counts["examples"] += 1
-        assert_same(compare_all(alone, run(tiny, load, counts)))
+        assert_same(compare_with_alone(alone, run(tiny, load, counts)))
 
     check()
     return counts
@@ -163,7 +140,7 @@ def test_preempted_requests_give_the_same_tokens(tiny: Path, alone: LLM, caching
     prompts = [draws.integers(3, 259, size=60).tolist() for _ in range(6)]
     counts = dict.fromkeys(("preemptions", "hits", "chunks"), 0)
     load = Load(prompts, [90] * 6, 8, 64, caching, scarce=True)
-    assert_same(compare_all(alone, run(tiny, load, counts)))
+    assert_same(compare_with_alone(alone, run(tiny, load, counts)))
     assert counts["preemptions"] > 0, "nothing was preempted"
 
 

@@ -11,17 +11,7 @@ import pytest
 
 from pegboard import LLM, RequestOutput, SamplingParams
 from pegboard_testkit.near_tie import Comparison, assert_same, compare
-
-PROMPTS = (
-    "The history of the printing press begins",
-    "Die Hauptstadt von Österreich ist",
-    "Il était une fois, dans une forêt lointaine,",
-    "def fibonacci(n):\n    ",
-    "La capital de España es Madrid y",
-    "水は摂氏百度で",
-    "Быстрая лиса прыгает через",
-    "1, 1, 2, 3, 5, 8, 13,",
-)
+from pegboard_testkit.reference import reference_logprobs
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +29,6 @@ def reference(smollm2_path: Path) -> Any:
 def exact(smollm2_path: Path) -> Iterator[LLM]:
     with LLM(str(smollm2_path), dtype="float32", max_model_len=512, max_num_seqs=8) as llm:
         yield llm
-
-
-def reference_logprobs(model: Any, ids: list[int]) -> np.ndarray:
-    """``[len(ids), vocab]``: row i predicts token i + 1."""
-    import torch
-
-    with torch.no_grad():
-        logits = model(torch.tensor([ids])).logits[0].double()
-        return torch.log_softmax(logits, -1).numpy()
 
 
 def check_outputs(model: Any, outputs: list[RequestOutput]) -> Comparison:
@@ -84,13 +65,17 @@ def decode(llm: LLM, prompts: tuple[str, ...], tokens: int) -> list[RequestOutpu
     return llm.generate(list(prompts), params, use_tqdm=False)
 
 
-def test_a_few_greedy_tokens_are_the_references(exact: LLM, reference: Any) -> None:
-    assert_same(check_outputs(reference, decode(exact, PROMPTS[:4], 6)))
+def test_a_few_greedy_tokens_are_the_references(
+    exact: LLM, reference: Any, eight_prompts: tuple[str, ...]
+) -> None:
+    assert_same(check_outputs(reference, decode(exact, eight_prompts[:4], 6)))
 
 
 @pytest.mark.accept
-def test_eight_languages_of_greedy_tokens_are_the_references(exact: LLM, reference: Any) -> None:
-    found = check_outputs(reference, decode(exact, PROMPTS, 48))
+def test_eight_languages_of_greedy_tokens_are_the_references(
+    exact: LLM, reference: Any, eight_prompts: tuple[str, ...]
+) -> None:
+    found = check_outputs(reference, decode(exact, eight_prompts, 48))
     assert found.positions == 8 * 48
     assert_same(found)
     print(found)

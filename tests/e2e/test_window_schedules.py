@@ -18,7 +18,8 @@ import torch
 import transformers
 
 from pegboard import LLM, RequestOutput, SamplingParams
-from pegboard_testkit.near_tie import Comparison, assert_same, compare
+from pegboard_testkit.alone import compare_with_alone
+from pegboard_testkit.near_tie import assert_same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -100,28 +101,8 @@ def model(
         yield Model(folder, llm)
 
 
-def scores(alone: LLM, output: RequestOutput) -> tuple[list[float], list[float]]:
-    """The oracle's log-probability of each output token, and of the likeliest one in its place."""
-    ids = output.prompt_token_ids + output.outputs[0].token_ids
-    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
-    (scored,) = alone.generate(ids, params, use_tqdm=False)
-    assert scored.prompt_logprobs is not None
-    first = len(output.prompt_token_ids)
-    entries = [entry for entry in scored.prompt_logprobs[first:] if entry]
-    chosen = [entry[token].logprob for entry, token in zip(entries, ids[first:], strict=True)]
-    return chosen, [max(item.logprob for item in entry.values()) for entry in entries]
-
-
 def check(model: Model, outputs: Sequence[RequestOutput]) -> None:
-    found = Comparison()
-    for output in outputs:
-        made = output.outputs[0]
-        assert made.logprobs is not None and made.finish_reason == "length"
-        own = [
-            entry[token].logprob for entry, token in zip(made.logprobs, made.token_ids, strict=True)
-        ]
-        found = found.add(compare(*scores(model.alone, output), own))
-    assert_same(found)
+    assert_same(compare_with_alone(model.alone, outputs))
 
 
 @attrs.frozen

@@ -84,3 +84,21 @@ def test_the_dtype_has_two_names_and_two_spellings() -> None:
     assert ConfigReader({}, "file").dtype() == "float32"
     with pytest.raises(ConfigError, match="dtype='int3'"):
         ConfigReader({"torch_dtype": "int3"}, "file").dtype()
+
+
+def test_kinds_of_layers_are_read_where_they_are_listed() -> None:
+    assert reader().layer_types(2) is None
+    kinds = ["full_attention", "sliding_attention"]
+    assert reader(layer_types=kinds).layer_types(2) == kinds
+
+
+@pytest.mark.parametrize("kinds", [["full_attention"], ["full_attention", "odd"], [{}, []], 7])
+def test_other_kinds_of_layers_are_refused(kinds: object) -> None:
+    with pytest.raises(ConfigError, match=r"layer_types=.*a list of 2 times full_attention or"):
+        reader(layer_types=kinds).layer_types(2)
+
+
+@pytest.mark.parametrize("value", [[], [1, 2], [{}, {}], [[], [1]]])
+def test_a_number_per_layer_must_be_one_number(value: object) -> None:
+    with pytest.raises(ConfigError, match="n="):
+        reader(n=value).uniform("n")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
-import json
-import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
+from pegboard.api.settings import check_keys, parse_json, refused, setting_names
 from pegboard.errors import ConfigError
 
 __all__ = ["KVTransferConfig"]
 
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 POLICIES = ("recompute", "fail")
+_WHERE = "kv_transfer_config"
 
 
 def _one_of(*allowed: str) -> Any:
@@ -42,7 +41,7 @@ def _mapping(_: Any, field: attrs.Attribute[Any], value: object) -> None:
 
 
 def _reject(field: str, value: object, allowed: str) -> ConfigError:
-    return ConfigError(f"kv_transfer_config: {field}={value!r} is not allowed: {allowed}")
+    return refused(_WHERE, field, value, allowed)
 
 
 @attrs.frozen(kw_only=True)
@@ -74,28 +73,10 @@ class KVTransferConfig:
         """From a mapping or its JSON text; unknown keys are refused. Raises `ConfigError`."""
         if isinstance(given, KVTransferConfig):
             return given
-        values = _parse(given) if isinstance(given, str) else given
+        values = parse_json(_WHERE, given, "a JSON object") if isinstance(given, str) else given
         if not isinstance(values, Mapping):
             raise ConfigError(
                 f"kv_transfer_config={given!r} is not allowed: a mapping or a JSON object"
             )
-        known = [field.name for field in attrs.fields(cls)]
-        for key in values:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                hint = f" (did you mean {near[0]!r}?)" if near else ""
-                raise ConfigError(
-                    f"kv_transfer_config: key {key!r} is not one of {', '.join(known)}{hint}"
-                )
-        if "kv_connector" not in values:
-            raise ConfigError("kv_transfer_config: the key 'kv_connector' is missing")
+        check_keys(_WHERE, values, setting_names(cls), required=["kv_connector"])
         return cls(**values)
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply
-        raise ConfigError(
-            f"kv_transfer_config={reprlib.repr(text)} is not allowed: a JSON object ({error})"
-        ) from None

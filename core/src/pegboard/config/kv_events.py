@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import difflib
-import json
-import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
+from pegboard.api.settings import parse_json, refused
 from pegboard.errors import ConfigError
 
 __all__ = ["KVEventsConfig", "parse_kv_events"]
 
 NULL_PUBLISHER = "null"
+_WHERE = "kv_events_config"
+_ALLOWED = "a mapping, or the JSON of one"
 _OWN = ("enable_kv_cache_events", "publisher")
 
 
 def _reject(field: str, value: object, allowed: str) -> ConfigError:
-    return ConfigError(f"kv_events_config: {field}={value!r} is not allowed: {allowed}")
+    return refused(_WHERE, field, value, allowed)
 
 
 @attrs.frozen(kw_only=True)
@@ -53,25 +54,13 @@ def parse_kv_events(value: Any) -> KVEventsConfig | None:
     if value is None or isinstance(value, KVEventsConfig):
         return value
     if isinstance(value, str):
-        value = _from_json(value)
+        value = parse_json(_WHERE, value, _ALLOWED)
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ConfigError(
-            f"kv_events_config={value!r} is not allowed: a mapping, or the JSON of one"
-        )
+        raise ConfigError(f"{_WHERE}={value!r} is not allowed: {_ALLOWED}")
     options = {key: item for key, item in value.items() if key not in _OWN}
     for key in options:
         near = difflib.get_close_matches(key, _OWN, n=1, cutoff=0.8)
         if near:
             hint = f"did you mean {near[0]!r}?"
-            raise ConfigError(f"kv_events_config: unknown key {key!r}; {hint}")
+            raise ConfigError(f"{_WHERE}: unknown key {key!r}; {hint}")
     return KVEventsConfig(options=options, **{key: value[key] for key in _OWN if key in value})
-
-
-def _from_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply
-        raise ConfigError(
-            f"kv_events_config={reprlib.repr(text)} is not allowed: a mapping, or the JSON of one "
-            f"({error})"
-        ) from None

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from pegboard.nn.blocks import (
         AttentionBlock,
         AttentionShape,
+        Decoder,
         DecoderLayer,
         GatedMLP,
         NormedAfter,
     )
-    from pegboard.nn.config import ConfigReader
+    from pegboard.nn.config import HF_HARMLESS, HF_HARMLESS_PREFIXES, ConfigReader
     from pegboard.nn.layers import Embedding, Head, Linear, RMSNorm
     from pegboard.nn.ops import OPS, Op
     from pegboard.nn.optable import OpTable
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
     from pegboard.nn.weighted import Weighted
 
 __all__ = [
+    "HF_HARMLESS",
+    "HF_HARMLESS_PREFIXES",
     "OPS",
     "Attention",
     "AttentionBlock",
     "AttentionShape",
     "ConfigReader",
     "ConvWeight",
+    "Decoder",
     "DecoderLayer",
     "Embedding",
     "GatedMLP",
@@ -55,12 +59,15 @@ __all__ = [
 ]
 
 _HOMES = {
+    "HF_HARMLESS": "config",
+    "HF_HARMLESS_PREFIXES": "config",
     "OPS": "ops",
     "Attention": "attention",
     "AttentionBlock": "blocks",
     "AttentionShape": "blocks",
     "ConfigReader": "config",
     "ConvWeight": "recurrent",
+    "Decoder": "blocks",
     "DecoderLayer": "blocks",
     "Embedding": "layers",
     "GatedMLP": "blocks",

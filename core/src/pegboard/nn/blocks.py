@@ -132,6 +132,33 @@ class NormedAfter(torch.nn.Module):
         return normed
 
 
+class Decoder(torch.nn.Module):
+    """Embedding, decoder layers, final norm, head: what decoder-only families have in common.
+
+    A family sets the four attributes; a first stage gets ids, a later one `carry`.
+    """
+
+    embed: torch.nn.Module
+    layers: torch.nn.ModuleList
+    """Each ``(x, residual, batch) -> (x, residual)``."""
+    norm: torch.nn.Module
+    head: torch.nn.Module
+
+    def forward(self, batch: Batch, carry: torch.Tensor | None = None) -> torch.Tensor:
+        """Hidden states ``[T, hidden]`` before the last norm."""
+        x = self.embed(batch.ids, batch) if carry is None else carry
+        residual = None
+        for layer in self.layers:
+            x, residual = layer(x, residual, batch)
+        hidden: torch.Tensor = x if residual is None else x + residual
+        return hidden
+
+    def logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """``[L, hidden] -> [L, vocab]``."""
+        logits: torch.Tensor = self.head(self.norm(hidden, batch), batch)
+        return logits
+
+
 class DecoderLayer(torch.nn.Module):
     """Norm, attention, norm, MLP, each half added to the residual by the norm that follows it."""
 

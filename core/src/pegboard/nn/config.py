@@ -15,10 +15,35 @@ from typing import Any
 
 from pegboard.errors import ConfigError, UnsupportedError
 
-__all__ = ["ConfigReader"]
+__all__ = ["HF_HARMLESS", "HF_HARMLESS_PREFIXES", "ConfigReader"]
 
 _MISSING = object()
 _logger = logging.getLogger("pegboard.nn.config")
+
+
+HF_HARMLESS = frozenset(
+    {
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "hidden_dropout",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "model_type",
+        "pad_token_id",
+        "quantization_config",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "tokenizer_class",
+        "unk_token_id",
+        "use_cache",
+    }
+)
+"""Keys of a ``config.json`` that no family reads: they change nothing here, or others read them."""
+HF_HARMLESS_PREFIXES = ("_", "transformers", "output_", "return_")
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class ConfigReader:
@@ -70,9 +95,22 @@ class ConfigReader:
         value = self.get(key)
         if not isinstance(value, (list, tuple)):
             return int(self.integer(key, default))
-        if len(set(value)) != 1:
+        if not value or any(item != value[0] for item in value):
             raise self.bad(key, value, "the same number for every layer")
         return int(ConfigReader({key: value[0]}, self._source).integer(key))
+
+    def layer_types(self, layers: int) -> list[str] | None:
+        """The kind of attention of each layer, ``full_attention`` or ``sliding_attention``; None
+        where the file does not list them."""
+        kinds = self.get("layer_types")
+        if kinds is None:
+            return None
+        listed = isinstance(kinds, list) and len(kinds) == layers
+        if not listed or any(kind not in LAYER_TYPES for kind in kinds):
+            raise self.bad(
+                "layer_types", kinds, f"a list of {layers} times {' or '.join(LAYER_TYPES)}"
+            )
+        return list(kinds)
 
     def dtype(self) -> str:
         """The torch name under ``dtype``, which older files call ``torch_dtype``; some write

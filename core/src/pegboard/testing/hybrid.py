@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from pegboard.api.model import Batch, BuildContext
+from pegboard.api.model import BuildContext
 from pegboard.nn import (
     AttentionBlock,
     AttentionShape,
+    Decoder,
     DecoderLayer,
     Embedding,
     GatedMLP,
@@ -24,7 +25,7 @@ __all__ = ["HybridModel", "build"]
 EPS = 1e-5
 
 
-class HybridModel(torch.nn.Module):
+class HybridModel(Decoder):
     """Embedding, layers, norm, head."""
 
     def __init__(self, ctx: BuildContext) -> None:
@@ -37,19 +38,6 @@ class HybridModel(torch.nn.Module):
         )
         self.norm = RMSNorm(ctx, "norm", config.hidden, EPS)
         self.head = Head(ctx, "head", config.vocab_size, config.hidden)
-
-    def forward(self, batch: Batch, carry: torch.Tensor | None = None) -> torch.Tensor:
-        """Hidden states ``[T, hidden]`` before the last norm."""
-        x, residual = self.embed(batch.ids, batch), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, batch)
-        hidden: torch.Tensor = x + residual
-        return hidden
-
-    def logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """``[L, hidden] -> [L, vocab]``."""
-        scores: torch.Tensor = self.head(self.norm(hidden, batch), batch)
-        return scores
 
 
 def _layer(ctx: BuildContext, number: int, kind: str, rope: Rope) -> DecoderLayer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -27,9 +27,6 @@ from pegboard.api.kv import (
 from pegboard.api.step import BlockCopy
 from pegboard.runner.storage import copy_blocks
 from pegboard.testing.toy_cache import ToyRow
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["PageCache"]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from pegboard.api.settings import check_keys, refused, setting_names
 from pegboard.errors import ConfigError
 
 __all__ = ["Settings"]
@@ -16,9 +16,11 @@ __all__ = ["Settings"]
 EVICTIONS = ("lru", "arc")
 GIB = 2**30
 
+_WHERE = "kv_connector_extra_config"
+
 
 def _reject(key: str, value: object, allowed: str) -> ConfigError:
-    return ConfigError(f"kv_connector_extra_config: {key}={value!r} is not allowed: {allowed}")
+    return refused(_WHERE, key, value, allowed)
 
 
 def _whole(least: int, most: int) -> Callable[[Any, attrs.Attribute[int], Any], None]:
@@ -87,14 +89,5 @@ class Settings:
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Settings:
         """Raises `ConfigError` naming the key, the value and what is allowed."""
-        known = [field.name for field in attrs.fields(cls)]
-        for key in given:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f" (did you mean {near[0]!r}?)" if near else ""
-                raise ConfigError(
-                    f"kv_connector_extra_config: key {key!r} is not one of {', '.join(known)}{hint}"
-                )
-        if "path" not in given:
-            raise ConfigError("kv_connector_extra_config: the key 'path' is missing")
+        check_keys(_WHERE, given, setting_names(cls), required=["path"])
         return cls(**given)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from pegboard.api.connector import KVTransferConfig
+from pegboard.api.settings import check_keys, refused, setting_names
 from pegboard.errors import ConfigError
 
 __all__ = ["Settings"]
 
 POLICY = "kv_load_failure_policy"
 
+_WHERE = "kv_connector_extra_config"
+
 
 def _reject(key: str, value: object, allowed: str) -> ConfigError:
-    return ConfigError(f"kv_connector_extra_config: {key}={value!r} is not allowed: {allowed}")
+    return refused(_WHERE, key, value, allowed)
 
 
 def _children(given: Any) -> tuple[KVTransferConfig, ...]:
@@ -57,14 +59,5 @@ class Settings:
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Settings:
         """Raises `ConfigError` naming the key, the value and what is allowed."""
-        known = [field.name for field in attrs.fields(cls)]
-        for key in given:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f" (did you mean {near[0]!r}?)" if near else ""
-                raise ConfigError(
-                    f"kv_connector_extra_config: key {key!r} is not one of {', '.join(known)}{hint}"
-                )
-        if "connectors" not in given:
-            raise ConfigError("kv_connector_extra_config: the key 'connectors' is missing")
+        check_keys(_WHERE, given, setting_names(cls), required=["connectors"])
         return cls(**given)

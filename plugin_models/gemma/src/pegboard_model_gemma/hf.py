@@ -7,7 +7,13 @@ from typing import Any
 
 from pegboard.api.model import ConfigInput
 from pegboard.errors import UnsupportedError
-from pegboard.nn import ConfigReader, RopeConfig, read_rope
+from pegboard.nn import (
+    HF_HARMLESS,
+    HF_HARMLESS_PREFIXES,
+    ConfigReader,
+    RopeConfig,
+    read_rope,
+)
 from pegboard_model_gemma.settings import (
     GENERATIONS,
     GemmaConfig,
@@ -34,28 +40,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "vision_config": (),
 }
 
-HARMLESS = frozenset(
-    {
-        "architectures",
-        "attention_dropout",
-        "auto_map",
-        "cache_implementation",
-        "hidden_dropout",
-        "initializer_range",
-        "is_decoder",
-        "is_encoder_decoder",
-        "model_type",
-        "pad_token_id",
-        "quantization_config",
-        "rope_parameters",
-        "rope_scaling",
-        "rope_theta",
-        "tokenizer_class",
-        "unk_token_id",
-        "use_cache",
-    }
-)
-HARMLESS_PREFIXES = ("_", "transformers", "output_", "return_")
+HARMLESS = HF_HARMLESS | {"cache_implementation"}
 
 GLOBAL_THETA = 1_000_000.0
 """Of Gemma 3's layers with full attention, where the file does not say."""
@@ -99,7 +84,7 @@ def from_hf(source: ConfigInput) -> GemmaConfig:
             "stored_dtype": read.dtype(),
         },
     )
-    read.finish(HARMLESS, HARMLESS_PREFIXES)
+    read.finish(HARMLESS, HF_HARMLESS_PREFIXES)
     return config
 
 
@@ -130,16 +115,13 @@ def _refuse_what_came_later(read: ConfigReader, head_size: int, generation: Gene
 
 def _local_layers(read: ConfigReader, layers: int, generation: Generation) -> tuple[bool, ...]:
     """Which layers have a window: as listed, or by the pattern of the file or the generation."""
-    kinds = read.get("layer_types")
     pattern = read.integer("sliding_window_pattern", generation.pattern or None)
     if not generation.pattern:
         read.refuse_unless({"layer_types": (["full_attention"] * layers,)})
         return pattern_layers(layers, 0)
+    kinds = read.layer_types(layers)
     if kinds is None:
         return pattern_layers(layers, pattern)
-    allowed = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in allowed for k in kinds):
-        raise read.bad("layer_types", kinds, f"a list of {layers} times {' or '.join(allowed)}")
     return tuple(kind == "sliding_attention" for kind in kinds)
 
 

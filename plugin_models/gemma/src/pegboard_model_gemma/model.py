@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from pegboard.api.model import Batch, BuildContext
+from pegboard.api.model import BuildContext
 from pegboard.errors import UnsupportedError
 from pegboard.nn import (
     AttentionBlock,
     AttentionShape,
+    Decoder,
     DecoderLayer,
     Embedding,
     GatedMLP,
@@ -22,7 +23,7 @@ from pegboard_model_gemma.config import GemmaConfig
 __all__ = ["Gemma", "build"]
 
 
-class Gemma(torch.nn.Module):
+class Gemma(Decoder):
     """Scaled embedding, decoder layers of two kinds, final norm, head with bounded logits."""
 
     def __init__(self, ctx: BuildContext) -> None:
@@ -38,18 +39,6 @@ class Gemma(torch.nn.Module):
         self.norm = RMSNorm(ctx, "norm", hidden, config.norm_eps, wide=True)
         tied = self.embed if config.tied else None
         self.head = Head(ctx, "head", vocab, hidden, tied=tied, soft_cap=config.logit_cap)
-
-    def forward(self, batch: Batch, carry: torch.Tensor | None = None) -> torch.Tensor:
-        x = self.embed(batch.ids, batch) if carry is None else carry
-        residual = None
-        for layer in self.layers:
-            x, residual = layer(x, residual, batch)
-        hidden: torch.Tensor = x if residual is None else x + residual
-        return hidden
-
-    def logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.norm(hidden, batch), batch)
-        return logits
 
 
 def _ropes(ctx: BuildContext, config: GemmaConfig) -> tuple[Rope, Rope]:

@@ -6,7 +6,13 @@ from typing import Any
 
 from pegboard.api.model import ConfigInput
 from pegboard.errors import UnsupportedError
-from pegboard.nn import ConfigReader, RopeConfig, read_rope
+from pegboard.nn import (
+    HF_HARMLESS,
+    HF_HARMLESS_PREFIXES,
+    ConfigReader,
+    RopeConfig,
+    read_rope,
+)
 from pegboard_model_llama.settings import LlamaConfig, make_config
 
 __all__ = ["from_hf"]
@@ -33,30 +39,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "use_qk_norm": (False,),
 }
 
-HARMLESS = frozenset(
-    {
-        "architectures",
-        "attention_dropout",
-        "auto_map",
-        "hidden_dropout",
-        "initializer_range",
-        "is_decoder",
-        "is_encoder_decoder",
-        "is_llama_config",
-        "max_sequence_length",
-        "model_type",
-        "pad_token_id",
-        "quantization_config",
-        "rope_parameters",
-        "rope_scaling",
-        "rope_theta",
-        "tokenizer_class",
-        "unk_token_id",
-        "use_cache",
-    }
-)
-HARMLESS_PREFIXES = ("_", "transformers", "output_", "return_")
-
+HARMLESS = HF_HARMLESS | {"is_llama_config", "max_sequence_length"}
 
 WINDOWED = ("MistralForCausalLM", "MinistralForCausalLM")
 """Architectures whose files mean a window even where they name none."""
@@ -70,7 +53,7 @@ def from_hf(source: ConfigInput) -> LlamaConfig:
     read.text("hidden_act", "silu", allowed=("silu", "swish"))
     heads = read.integer("num_attention_heads")
     layers = read.integer("num_hidden_layers")
-    kinds = _layer_types(read, layers)
+    kinds = read.layer_types(layers)
     bias = read.flag("attention_bias", False)
     config = make_config(
         layers=layers,
@@ -94,19 +77,8 @@ def from_hf(source: ConfigInput) -> LlamaConfig:
             "stored_dtype": read.dtype(),
         },
     )
-    read.finish(HARMLESS, HARMLESS_PREFIXES)
+    read.finish(HARMLESS, HF_HARMLESS_PREFIXES)
     return config
-
-
-def _layer_types(read: ConfigReader, layers: int) -> list[str] | None:
-    """The kind of each layer's attention, if the file lists them."""
-    kinds = read.get("layer_types")
-    allowed = ("full_attention", "sliding_attention")
-    if kinds is None:
-        return None
-    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in allowed for k in kinds):
-        raise read.bad("layer_types", kinds, f"a list of {layers} times {' or '.join(allowed)}")
-    return kinds
 
 
 def _single_rope(read: ConfigReader, raw: Any, kinds: list[str] | None) -> RopeConfig:

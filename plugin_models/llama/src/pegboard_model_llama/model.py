@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from pegboard.api.model import Batch, BuildContext
+from pegboard.api.model import BuildContext
 from pegboard.errors import UnsupportedError
 from pegboard.nn import (
     AttentionBlock,
     AttentionShape,
+    Decoder,
     DecoderLayer,
     Embedding,
     GatedMLP,
@@ -21,7 +22,7 @@ from pegboard_model_llama.config import LlamaConfig
 __all__ = ["Llama", "build"]
 
 
-class Llama(torch.nn.Module):
+class Llama(Decoder):
     """Embedding, decoder layers with pre-norm, final norm, head."""
 
     def __init__(self, ctx: BuildContext) -> None:
@@ -42,18 +43,6 @@ class Llama(torch.nn.Module):
         )
         self.norm = RMSNorm(ctx, "norm", hidden, config.norm_eps)
         self.head = Head(ctx, "head", vocab, hidden, tied=self.embed if config.tied else None)
-
-    def forward(self, batch: Batch, carry: torch.Tensor | None = None) -> torch.Tensor:
-        x = self.embed(batch.ids, batch) if carry is None else carry
-        residual = None
-        for layer in self.layers:
-            x, residual = layer(x, residual, batch)
-        hidden: torch.Tensor = x if residual is None else x + residual
-        return hidden
-
-    def logits(self, hidden: torch.Tensor, batch: Batch) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.norm(hidden, batch), batch)
-        return logits
 
 
 def _decoder_layer(ctx: BuildContext, config: LlamaConfig, rope: Rope, layer: int) -> DecoderLayer:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 
+from pegboard.api.settings import check_keys, refused, setting_names
 from pegboard.errors import ConfigError
 
 __all__ = ["ZmqOptions"]
 
 MOST_PORT = 65535
+_WHERE = "kv_events_config"
 MOST_STEPS = (1 << 30) - 2
 """The replay socket's high-water mark, twice as many and two, is a 32-bit integer."""
 
@@ -21,7 +22,7 @@ Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 def reject(field: str, value: object, allowed: str) -> ConfigError:
     """An error that names the option, its value and what is allowed."""
-    return ConfigError(f"kv_events_config: {field}={value!r} is not allowed: {allowed}")
+    return refused(_WHERE, field, value, allowed)
 
 
 def _count(least: int, most: int = (1 << 31) - 1) -> Validator:
@@ -104,10 +105,5 @@ class ZmqOptions:
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> ZmqOptions:
         """Check and take over; `ConfigError` names an unknown key, or a bad value."""
-        known = [field.name for field in attrs.fields(cls)]
-        for name in given:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else "there are " + ", ".join(known)
-                raise ConfigError(f"kv_events_config: unknown key {name!r}; {hint}")
+        check_keys(_WHERE, given, setting_names(cls))
         return cls(**given)
