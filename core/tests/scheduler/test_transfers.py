@@ -395,3 +395,14 @@ def test_a_pending_match_keeps_steps_going(make: Callable[..., ToyEngine], fille
     engine.add(toy_request("r", PROMPT, 1))
     plan = engine.scheduler.plan()
     assert not plan.rows and not plan.idle, "the engine would spin without a pause"
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_blocks_that_fill_while_tokens_are_sampled_are_saved_too(
+    make: Callable[..., ToyEngine], caching: bool
+) -> None:
+    script = Script()
+    engine = make(script, enable_prefix_caching=caching)
+    engine.add(toy_request("first", PROMPT[:10], 31))
+    engine.run()
+    assert len(script.store) == 5, "40 computed tokens are 5 blocks"
