@@ -5,16 +5,19 @@
 #   PROMPT        what `make demo` asks
 #   DEMO_ARGS     how it answers
 #   PYTEST_ARGS   passed on to pytest
+#   WORKERS       processes that run the tests
 
 PYTHON ?= python3
 PROMPT ?= Explain in two sentences why the sky is blue.
 DEMO_ARGS ?= --temperature 0 --max-tokens 80
 PYTEST_ARGS ?=
+WORKERS ?= 2
 export TORCH_INDEX
 
 PY := .venv/bin/python
 # -I keeps the working directory off the import path: otherwise `core` and `plugins` would be packages.
-PYTEST := $(PY) -Im pytest
+# One thread each: two workers with two threads each would wait for one another on two cores.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -Im pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: help demo test accept lint format sync bench-cpu bench-prefix bench-host clean setup setup-dev
 

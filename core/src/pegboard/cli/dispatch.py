@@ -166,5 +166,5 @@ def _unknown(name: str, board: Board) -> str:
     hint = f"; did you mean {near!r}?" if near else f"; commands are {', '.join(names)}"
     missing = [record for record in board.plugins if record.state != "ready"]
     if missing and not near:
-        hint += f" (not loaded: {', '.join(f'{r.id}, {r.state}' for r in missing)})"
+        hint += f" (not loaded: {', '.join(f'{r.id} ({r.state})' for r in missing)})"
     return f"there is no command {name!r}{hint}"
