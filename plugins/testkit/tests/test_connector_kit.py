@@ -42,8 +42,9 @@ class TestEveryOutcome(ConnectorKit):
         return {"script": Script(outcomes=("now", "later", "pending"), delay=3, holds=True)}
 
     @pytest.mark.accept
+    @pytest.mark.timeout(900)
     @pytest.mark.parametrize("kinds", ["full", "all that have hits"])
-    def test_10000_random_operations_lose_no_block(
+    def test_100000_random_operations_lose_no_block(
         self, make: Callable[..., ToyEngine], kinds: str
     ) -> None:
-        self.storm(make, kinds, caching=True, depth=2, operations=10_000)
+        self.storm(make, kinds, caching=True, depth=2, operations=100_000)
