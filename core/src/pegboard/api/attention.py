@@ -69,7 +69,8 @@ class AttentionBackend:
     capture: Literal["whole", "piecewise", "none"] = "none"
     """Into which kind of device graph its calls may be recorded."""
     fused_kv_write: bool = True
-    """`forward` writes the new keys and values itself."""
+    """`forward` writes the new keys and values itself. If False they are in the cache already when
+    it is called: the core stored them, joined with their rotation where a platform has the op."""
     priority: int = 0
 
     def claims(self) -> tuple[str, ...]:
@@ -123,6 +124,12 @@ class AttentionStep:
     all, and `slots` are the places of the encoder's tokens of those rows whose request begins in
     this step, row after row: the others stored theirs already.
 
+    A step that is `captured` is recorded into a device graph and replayed with other values in
+    the same tensors, so nothing may follow from host values but shapes: `query_lens` are all 1,
+    `kv_lens` the largest values that a replay can have, `block_lists` is empty, and `plan` runs
+    device work only. Rows without a request have a length of 0 in `kv_lens_device` and -1 in
+    `slots`; their result is never read. Only backends that declare ``capture="whole"`` meet one.
+
     Of a group whose kind gives up old tokens (sliding, chunked) only the entries count that some
     query token of the step attends to. What stands in earlier ones is the null block or the id of
     a block that belongs to another request by now: it must not be read.
@@ -140,7 +147,8 @@ class AttentionStep:
     """int32 [R, most blocks of a row]; unused places hold 0, the null block."""
     slots: torch.Tensor
     """int64 [T]: ``block id * block size + offset`` where each query token's key and value are
-    stored."""
+    stored; -1 for nowhere."""
+    captured: bool = False
 
 
 @attrs.frozen(eq=False)

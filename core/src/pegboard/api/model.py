@@ -199,6 +199,9 @@ class GroupBatch:
 
     kernel: AttentionKernel
     metadata: Any
+    write_slots: torch.Tensor | None = None
+    """int64 [T], as `AttentionStep.slots`, where the layers store keys and values before they call
+    the kernel; None if the kernel does that itself."""
 
 
 @attrs.frozen(eq=False)

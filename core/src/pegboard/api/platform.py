@@ -8,16 +8,28 @@ holds the device. The protocols are small on purpose: a platform implements `Dev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from pegboard.api.descriptor import LazyRef, lazy_ref
+from pegboard.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Device", "DeviceRuntime", "Execution", "Memory", "Platform", "ProbeResult"]
+__all__ = [
+    "Device",
+    "DeviceRuntime",
+    "Execution",
+    "Immediate",
+    "Mark",
+    "Memory",
+    "Platform",
+    "ProbeResult",
+    "Recording",
+]
 
 
 @attrs.frozen
@@ -75,13 +87,76 @@ class Memory(Protocol):
         limit."""
         ...
 
+    def peak_bytes(self, work: Callable[[], Any]) -> int | None:
+        """Most bytes that ``work()``, which it calls, takes at once beyond what was taken before.
+
+        None, without calling it, where the device has no such meter: the core then counts the
+        tensors that it sees.
+        """
+        ...
+
+
+class Mark(Protocol):
+    """A point in the order of a device's work."""
+
+    def wait(self) -> None:
+        """Return when everything submitted before the mark is done."""
+        ...
+
+
+class Recording(Protocol):
+    """Device work that was recorded, to be submitted again as a whole."""
+
+    def replay(self) -> None:
+        """Submit it: the same operations on the same memory, whatever that holds by now."""
+        ...
+
 
 class Execution(Protocol):
-    """How work is ordered on the device."""
+    """How work is ordered on the device. All of it is in one order, that of submission."""
+
+    @property
+    def asynchronous(self) -> bool:
+        """Calls submit work and return before it is done."""
+        ...
+
+    @property
+    def records(self) -> bool:
+        """`record` can be used."""
+        ...
 
     def synchronize(self) -> None:
         """Wait until all submitted work is done."""
         ...
+
+    def mark(self) -> Mark:
+        """A mark behind what was submitted so far."""
+        ...
+
+    def record(self, work: Callable[[], None]) -> Recording:
+        """Call ``work()`` without running it, and keep what it submits. Its temporary memory is
+        shared with that of other recordings: results that must outlive a replay of another go to
+        memory from before. Raises `UnsupportedError` where the device cannot."""
+        ...
+
+
+class Immediate:
+    """`Execution`, and the mark, of a device whose calls return when their work is done."""
+
+    asynchronous = False
+    records = False
+
+    def synchronize(self) -> None:
+        """Nothing is ever outstanding."""
+
+    def mark(self) -> Mark:
+        return self
+
+    def wait(self) -> None:
+        """Everything is done."""
+
+    def record(self, work: Callable[[], None]) -> Recording:
+        raise UnsupportedError("this device records no work")
 
 
 class DeviceRuntime(Protocol):

@@ -61,22 +61,41 @@ class AttentionBlock(torch.nn.Module):
         self.k_norm = _head_norm(ctx, f"{prefix}.k_norm", shape)
         self.rope = rope
         self.attention = Attention(
-            slot_key, shape.heads, shape.kv_heads, shape.head_size, shape.scale, shape.soft_cap
+            ctx, slot_key, shape.heads, shape.kv_heads, shape.head_size, shape.scale, shape.soft_cap
         )
+        self._rotate_and_store = ctx.ops.widest("qk_norm_rope_store")
         self.out = Linear(
             ctx, f"{prefix}.out", width, (shape.hidden_size,), "row", bias=shape.output_bias
         )
 
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        packed = self.qkv(x, batch).unflatten(-1, (-1, self.shape.head_size))
+        attended: torch.Tensor = self.out(self._attend(packed, batch).flatten(1), batch)
+        return attended
+
+    def _attend(self, packed: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """From ``[T, heads + 2 kv_heads, head_size]`` to ``[T, heads, head_size]``."""
         shape = self.shape
-        packed = self.qkv(x, batch).unflatten(-1, (-1, shape.head_size))
         turning = shape.heads + shape.kv_heads
+        kv, slots = self.attention.place(batch)
+        if slots is not None and self._rotate_and_store is not None:
+            table = self.rope.runtime["table"]
+            norms = self._norm_weights()
+            self._rotate_and_store(packed, shape.kv_heads, norms, batch.positions, table, kv, slots)
+            inputs = AttentionInputs(
+                *packed.split((shape.heads, shape.kv_heads, shape.kv_heads), 1)
+            )
+            return self.attention.attend(inputs, batch)
         turned = self.rope(self._normed(packed[:, :turning], batch), batch)
         inputs = AttentionInputs(
             turned[:, : shape.heads], turned[:, shape.heads :], packed[:, turning:]
         )
-        attended: torch.Tensor = self.out(self.attention(inputs, batch).flatten(1), batch)
-        return attended
+        return self.attention(inputs, batch)
+
+    def _norm_weights(self) -> tuple[torch.Tensor, torch.Tensor, float] | None:
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return (self.q_norm.runtime["weight"], self.k_norm.runtime["weight"], self.q_norm.eps)
 
     def _normed(self, heads: torch.Tensor, batch: Batch) -> torch.Tensor:
         """``[T, heads + kv_heads, head_size]``, normed where the shape says so."""

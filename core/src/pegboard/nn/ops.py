@@ -16,15 +16,22 @@ import attrs
 import torch
 import torch.nn.functional as F
 
+from pegboard.nn.cache_ops import qk_norm_rope_store, store_kv
+from pegboard.sampling.choose import choose
+
 __all__ = [
     "OPS",
     "Op",
     "add_rms_norm",
+    "choose",
     "gelu_tanh_mul",
+    "linear",
+    "qk_norm_rope_store",
     "rms_norm",
     "rope",
     "silu_mul",
     "soft_cap",
+    "store_kv",
 ]
 
 _ROUNDING = MappingProxyType({"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3})
@@ -38,6 +45,14 @@ class Op:
     plain: Callable[..., Any]
     tolerance: Mapping[str, float]
     """Largest ``|version - plain| / (1 + |plain|)`` by dtype, by torch name."""
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``x @ weight.T`` in the dtype of `x`: ``x [T, K]``, ``weight [N, K]`` -> ``[T, N]``.
+
+    The product is computed in the dtype of `weight`, with sums in float32.
+    """
+    return F.linear(x.to(weight.dtype), weight).to(x.dtype)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -115,11 +130,15 @@ OPS: Mapping[str, Op] = MappingProxyType(
         op.name: op
         for op in (
             Op("add_rms_norm", add_rms_norm, _ROUNDING),
+            Op("choose", choose, _ROUNDING),
             Op("gelu_tanh_mul", gelu_tanh_mul, _ROUNDING),
+            Op("linear", linear, _ROUNDING),
+            Op("qk_norm_rope_store", qk_norm_rope_store, _ROUNDING),
             Op("rms_norm", rms_norm, _ROUNDING),
             Op("rope", rope, _ROUNDING),
             Op("silu_mul", silu_mul, _ROUNDING),
             Op("soft_cap", soft_cap, _ROUNDING),
+            Op("store_kv", store_kv, _ROUNDING),
         )
     }
 )

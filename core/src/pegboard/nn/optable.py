@@ -74,6 +74,13 @@ class OpTable:
             raise PluginError(f"there is no op {op!r}; the ops are {', '.join(OPS)}")
         return self._functions[op]
 
+    def widest(self, op: str) -> Callable[..., Any] | None:
+        """The chosen function of an op that joins several others, or None where only the plain one
+        is there: whoever asks then puts its parts together, which may have faster versions.
+        """
+        function = self[op]
+        return None if self._choices[op] == PLAIN else function
+
     def choices(self) -> dict[str, str]:
         """Name of the chosen version by op, ``"plain"`` for the core's own: for banners and bug
         reports.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from pegboard.api.quant import LayerSpec, ParallelRole, ParamSpec
+from pegboard.nn.ops import linear
 from pegboard.nn.weighted import dtype_name
 
 __all__ = ["PlainMethod", "shard_axis"]
@@ -24,9 +25,16 @@ def shard_axis(role: ParallelRole) -> int | None:
 class PlainMethod:
     """`LinearMethod` for linear layers, embeddings and heads; joins the parts into one matrix."""
 
-    def __init__(self, layer: LayerSpec, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        layer: LayerSpec,
+        dtype: torch.dtype,
+        linear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = linear,
+    ) -> None:
+        """`linear` is the op of that name."""
         self._layer = layer
         self._dtype = dtype
+        self._linear = linear
 
     def parameters(self, part: int) -> tuple[ParamSpec, ...]:
         shape = (self._layer.part_sizes[part], self._layer.in_features)
@@ -43,8 +51,7 @@ class PlainMethod:
         return {"weight": parts[0] if len(parts) == 1 else torch.cat(tuple(parts))}
 
     def apply(self, params: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
-        weight: torch.Tensor = params["weight"]
-        return F.linear(x.to(weight.dtype), weight).to(x.dtype)
+        return self._linear(x, params["weight"])
 
     def lookup(self, params: Mapping[str, Any], ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids, params["weight"])

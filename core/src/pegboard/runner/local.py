@@ -150,7 +150,7 @@ class LocalExecutor:
             "platform": opened.platform,
             "device": opened.runtime.facts(),
             "dtype": opened.model.dtype,
-            "attention": [attention.backend for attention in opened.attention],
+            "attention": [attention.backend.name for attention in opened.attention],
             "kv_layouts": [attention.layout.name for attention in opened.attention],
             "ops": opened.ops.choices(),
         }

@@ -128,8 +128,6 @@ def _reasons(backend: AttentionBackend, group: KVGroup, wish: BackendWish) -> li
         for what, value, allowed in checks
         if allowed and value not in allowed
     ]
-    if not backend.fused_kv_write:
-        against.append("leaves the KV write to the core, which does not do it in this version")
     missing = sorted(wish.features - backend.features)
     if missing:
         against.append(f"lacks {', '.join(missing)}")

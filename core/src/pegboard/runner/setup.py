@@ -32,7 +32,7 @@ __all__ = ["GroupAttention", "OpenedDevice", "open_device"]
 class GroupAttention:
     """The kernel of one group and where it came from."""
 
-    backend: str
+    backend: AttentionBackend
     kernel: AttentionKernel
     layout: KVLayout
 
@@ -97,12 +97,14 @@ class _Kernels:
         offers = [offered for _, _, offered in made]
         layouts = choose_layouts(KVCacheConfig(tuple(groups), num_blocks=1), offers)
         return tuple(
-            GroupAttention(name, kernel, layout)
-            for (name, kernel, _), layout in zip(made, layouts, strict=True)
+            GroupAttention(backend, kernel, layout)
+            for (backend, kernel, _), layout in zip(made, layouts, strict=True)
         )
 
-    def _make(self, group: KVGroup) -> tuple[str, AttentionKernel, tuple[KVLayout, ...]]:
-        """Choose the backend and build its kernel: name, kernel and the layouts it offers."""
+    def _make(
+        self, group: KVGroup
+    ) -> tuple[AttentionBackend, AttentionKernel, tuple[KVLayout, ...]]:
+        """Choose the backend and build its kernel: both, and the layouts it offers."""
         state = isinstance(group.spec, RecurrentSpec)
         backends = self._mixers() if state else self._backends()
         backend = choose_backend(backends, group, self._wish(group))
@@ -123,7 +125,7 @@ class _Kernels:
                 f"attention backend {backend.name} offers no KV layout for {group.spec}"
             )
         where = f"attention backend {backend.name}, for KV group {group.index},"
-        return backend.name, kernel, tuple(self._accepted(layouts, where))
+        return backend, kernel, tuple(self._accepted(layouts, where))
 
     def _accepted(self, layouts: Sequence[KVLayout], where: str) -> Sequence[KVLayout]:
         """Those that the KV connector can handle, if there is one."""

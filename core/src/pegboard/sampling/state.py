@@ -185,7 +185,7 @@ class SamplingState:
 def _column_values(row: NewRow) -> dict[str, float | int]:
     params = row.params
     return {
-        "temperature": params.temperature,
+        "temperature": 0.0 if params.greedy else params.temperature,
         "min_p": params.min_p,
         "top_k": max(params.top_k, 0),
         "top_p": params.top_p,

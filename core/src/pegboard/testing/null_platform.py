@@ -6,9 +6,10 @@ It is never chosen by itself where another platform is usable; ask for it with `
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pegboard.api.platform import Platform, ProbeResult
+from pegboard.api.platform import Immediate, Platform, ProbeResult
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,7 @@ def probe() -> ProbeResult:
 
 
 class NullRuntime:
-    """A device of 1 GiB on the host. It plays all parts of `DeviceRuntime` itself."""
+    """A device of 1 GiB on the host."""
 
     TOTAL_BYTES = 1 << 30
 
@@ -37,7 +38,7 @@ class NullRuntime:
         self.index = index
         self.device = self
         self.memory = self
-        self.execution = self
+        self.execution = Immediate()
 
     def torch_device(self) -> torch.device:
         import torch
@@ -56,8 +57,8 @@ class NullRuntime:
     def cache_limit(self) -> int | None:
         return self.TOTAL_BYTES // 16
 
-    def synchronize(self) -> None:
-        """Nothing is ever outstanding."""
+    def peak_bytes(self, work: Callable[[], Any]) -> int | None:
+        return None
 
     def facts(self) -> dict[str, Any]:
         return {"platform": "null", "device": "host memory"}

@@ -19,7 +19,7 @@ class ScriptedModel(torch.nn.Module):
         super().__init__()
         self.config: ScriptedConfig = ctx.config
         self.embed = Embedding(ctx, "embed", self.config.vocab_size, 8)
-        self.attention = Attention("0.self", 1, 1, 8)
+        self.attention = Attention(ctx, "0.self", 1, 1, 8)
         script = torch.tensor(self.config.script, dtype=torch.int64, device=ctx.device)
         self.register_buffer("script", script, persistent=False)
 

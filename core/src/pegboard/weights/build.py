@@ -68,7 +68,7 @@ def load_model(
             dtype=str(dtype).removeprefix("torch."),
             platform_facts=platform_facts,
             quantization=config.quantization,
-            plain=lambda layer: PlainMethod(layer, dtype),
+            plain=lambda layer: PlainMethod(layer, dtype, ops["linear"]),
         ),
         sources=_no_sources if dummy else resolved.sources,
         parallel=parallel,

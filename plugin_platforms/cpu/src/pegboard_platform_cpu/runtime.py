@@ -6,18 +6,19 @@ import importlib.util
 import math
 import os
 import platform
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from pegboard.api.platform import ProbeResult
+from pegboard.api.platform import Immediate, ProbeResult
 from pegboard.errors import ConfigError
 from pegboard_platform_cpu.cgroup import cpu_quota, memory_limit
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CpuDevice", "CpuExecution", "CpuMemory", "CpuRuntime", "probe", "usable_cores"]
+__all__ = ["CpuDevice", "CpuMemory", "CpuRuntime", "probe", "usable_cores"]
 
 CACHE_LIMIT = 4 << 30
 """The host has other uses for its memory than our cache: more only if the user asks for it."""
@@ -73,12 +74,8 @@ class CpuMemory:
     def cache_limit(self) -> int | None:
         return min(CACHE_LIMIT, self.total_bytes() // 4)
 
-
-class CpuExecution:
-    """Work on the host is done when the call returns."""
-
-    def synchronize(self) -> None:
-        """Nothing is ever outstanding."""
+    def peak_bytes(self, work: Callable[[], Any]) -> int | None:
+        return None
 
 
 class CpuRuntime:
@@ -89,7 +86,7 @@ class CpuRuntime:
             raise ConfigError(f"device index {index} is not allowed: the cpu platform has index 0")
         self.device = CpuDevice()
         self.memory = CpuMemory()
-        self.execution = CpuExecution()
+        self.execution = Immediate()
         _fit_threads()
 
     def facts(self) -> dict[str, Any]:
