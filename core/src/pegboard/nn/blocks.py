@@ -90,7 +90,8 @@ class AttentionBlock(torch.nn.Module):
         inputs = AttentionInputs(
             turned[:, : shape.heads], turned[:, shape.heads :], packed[:, turning:]
         )
-        return self.attention(inputs, batch)
+        attended: torch.Tensor = self.attention(inputs, batch)
+        return attended
 
     def _norm_weights(self) -> tuple[torch.Tensor, torch.Tensor, float] | None:
         if self.q_norm is None or self.k_norm is None:
