@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import pytest
 import torch
 
-from pegboard.api.attention import AttentionInputs, AttentionLayer, AttentionStep
+from pegboard.api.attention import (
+    AttentionBackend,
+    AttentionInputs,
+    AttentionLayer,
+    AttentionStep,
+)
 from pegboard.api.kv import FullAttentionSpec, KVCacheConfig, KVGroup, KVLayout, KVSlot, KVTensors
 from pegboard.api.model import Batch
 from pegboard.api.params import SamplingParams
 from pegboard.api.step import BlockCopy, LateInputs, NewRow, StepPlan, StepResult
+from pegboard.nn.ops import store_kv
+from pegboard.runner.attention import GroupAttention
 from pegboard.runner.runner import ModelRunner, StepInFlight
 from pegboard.runner.slots import Limits
 from pegboard.runner.storage import allocate_storage
@@ -25,6 +32,7 @@ TOKEN_MAJOR = KVLayout("token-major", ("kv", "block", "token", "head", "dim"))
 BLOCK_LAST = KVLayout("block-last", ("token", "kv", "head", "dim", "block"))
 LAYER = AttentionLayer(heads=1, kv_heads=1, head_size=2, scale=1.0)
 CPU = torch.device("cpu")
+SUM = AttentionBackend(name="sum", kernel="nowhere:SumKernel")
 
 
 class SumKernel:
@@ -74,12 +82,14 @@ class SumModel:
         self.forwards += 1
         ids = (batch.ids + 1).float()[:, None, None].expand(-1, 1, 2)
         where = (batch.positions + 1).float()[:, None, None].expand(-1, 1, 2)
-        sums = [
-            group.kernel.forward(LAYER, AttentionInputs(ids, ids, where), kv, group.metadata)
-            for kv in batch.kv.values()
-            for group in [batch.groups[kv.group]]
-        ]
-        assert all(torch.equal(sums[0], other) for other in sums)
+        sums = []
+        for kv in batch.kv.values():
+            group = batch.groups[kv.group]
+            if group.write_slots is not None:
+                store_kv(ids, where, kv, group.write_slots)
+            inputs = AttentionInputs(ids, ids, where)
+            sums.append(group.kernel.forward(LAYER, inputs, kv, group.metadata))
+        assert all(torch.allclose(sums[0], other, 0, 0, equal_nan=True) for other in sums)
         hidden = sums[0][:, 0]
         hidden[batch.ids == POISON] = float("nan")
         return hidden
@@ -209,7 +219,14 @@ class Driver:
 def make_driver():
     """``make_driver(layout, groups)``: 6 slots, a toy model of two layers per group."""
 
-    def make(layout: KVLayout = TOKEN_MAJOR, groups: int = 1) -> Driver:
+    def make(
+        layout: KVLayout = TOKEN_MAJOR,
+        groups: int = 1,
+        kernel: Callable[[], Any] = SumKernel,
+        backend: Mapping[str, Any] | None = None,
+        **runner_options: Any,
+    ) -> Driver:
+        described = attrs.evolve(SUM, **(backend or {}))
         made = tuple(
             KVGroup(i, SPEC, BLOCK, (f"{2 * i}.self", f"{2 * i + 1}.self")) for i in range(groups)
         )
@@ -224,9 +241,10 @@ def make_driver():
             model,
             limits=Limits(max_rows=6, max_tokens=256, max_model_len=120, vocab_size=VOCAB),
             cache=cache,
-            kernels=[SumKernel() for _ in made],
+            attention=[GroupAttention(described, kernel(), layout) for _ in made],
             storage=storage,
             device=CPU,
+            **runner_options,
         )
         return Driver(runner, model, storage, groups)
 

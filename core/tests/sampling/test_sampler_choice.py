@@ -112,7 +112,7 @@ def test_a_row_of_bad_numbers_fails_alone(make_rows, poison, temperature):
     assert found.ids[[0, 2]].tolist() == clean.ids[[0, 2]].tolist()
     assert 0 <= int(found.ids[1]) < VOCAB
     assert clean.logprobs is not None and found.logprobs is not None
-    assert found.logprobs.to_host()[0] == clean.logprobs.to_host()[0]
+    assert found.logprobs.entries()[0] == clean.logprobs.entries()[0]
 
 
 def test_a_row_of_minus_infinity_fails_but_some_excluded_tokens_do_not(make_rows):
@@ -207,7 +207,7 @@ def test_logprobs_are_of_the_unmodified_distribution_with_rank_and_alternatives(
     found = sample(logits.clone(), make_rows(VOCAB, [{}, request]))
     assert found.logprob_rows == (1,)
     assert found.logprobs is not None
-    (entry,) = found.logprobs.to_host()
+    (entry,) = found.logprobs.entries()
     top = expected[1].topk(3)
     assert entry.ids == [9, *top.indices.tolist()]
     np.testing.assert_allclose(entry.logprobs, [expected[1, 9], *top.values], atol=1e-6)
@@ -218,7 +218,7 @@ def test_each_row_gets_as_many_alternatives_as_it_asked_for(make_rows):
     requests = [{"logprobs": 0}, {"logprobs": 5}, {"logprobs": -1}]
     found = sample(torch.randn(3, VOCAB), make_rows(VOCAB, requests))
     assert found.logprobs is not None
-    entries = found.logprobs.to_host()
+    entries = found.logprobs.entries()
     assert [len(entry.ids) for entry in entries] == [1, 6, VOCAB + 1]
     assert Counter(entries[2].ids[1:]) == Counter(range(VOCAB))
 
@@ -226,7 +226,7 @@ def test_each_row_gets_as_many_alternatives_as_it_asked_for(make_rows):
 def test_excluded_tokens_have_a_finite_logprob_that_json_can_carry():
     logits = torch.full((1, 4), -INF)
     logits[0, 2] = 0.0
-    (entry,) = take_logprobs(raw_logprobs(logits), torch.tensor([2]), [3]).to_host()
+    (entry,) = take_logprobs(raw_logprobs(logits), torch.tensor([2]), [3]).entries()
     assert entry.logprobs == [0.0, 0.0, LOGPROB_FLOOR, LOGPROB_FLOOR]
     assert json.loads(msgspec.json.encode(entry))["logprobs"][2] == LOGPROB_FLOOR
 

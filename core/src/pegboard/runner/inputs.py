@@ -18,6 +18,7 @@ from pegboard.api.recurrent import RecurrentStep
 from pegboard.api.step import StepPlan
 from pegboard.runner.slots import Slots
 from pegboard.runner.states import recurrent_step
+from pegboard.sampling.transit import send
 
 __all__ = ["StepInputs", "dummy_inputs", "prepare"]
 
@@ -46,22 +47,50 @@ class StepInputs:
 
 @attrs.frozen(eq=False)
 class _Columns:
-    """Host columns of a step and what follows from them."""
+    """Columns of a step's rows and what follows from them, on the host and on the device."""
 
     starts: Ints
     counts: Ints
     query_starts: Ints
     kv_lens: Ints
     encoder_lens: Ints
+    on_device: tuple[torch.Tensor, ...]
+    """int64: slots, counts, first query tokens; int32: query starts, KV lengths, encoder lengths;
+    int64: last query tokens of the rows that sample."""
 
     @classmethod
     def of(
-        cls, starts: Sequence[int], counts: Sequence[int], encoder_lens: Sequence[int] = ()
+        cls,
+        device: torch.device,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        samples: Sequence[bool],
+        encoder_lens: Sequence[int] = (),
     ) -> _Columns:
         starts_, counts_ = np.asarray(starts, np.int64), np.asarray(counts, np.int64)
         bounds = np.concatenate((np.zeros(1, np.int64), counts_.cumsum()))
         encoded = np.asarray(encoder_lens or [0] * len(starts_), np.int64)
-        return cls(starts_, counts_, bounds, starts_ + counts_, encoded)
+        kv_lens = starts_ + counts_
+        there = send(
+            device,
+            np.asarray(slots, np.int64),
+            counts_,
+            starts_ - bounds[:-1],
+            bounds.astype(np.int32),
+            kv_lens.astype(np.int32),
+            encoded.astype(np.int32),
+            bounds[1:][np.asarray(samples, np.bool_)] - 1,
+        )
+        return cls(starts_, counts_, bounds, kv_lens, encoded, tuple(there))
+
+    def tokens(self) -> _Tokens:
+        """The query tokens: rows one after the other."""
+        counts, shifts = self.on_device[1:3]
+        total = int(self.query_starts[-1])
+        row_of = _row_of(counts, total)
+        places = torch.arange(total, device=counts.device)
+        return _Tokens(row_of, shifts[row_of] + places)
 
 
 @attrs.frozen(eq=False)
@@ -76,17 +105,13 @@ class _Tokens:
 
 def prepare(plan: StepPlan, slots: Slots) -> StepInputs:
     """Inputs of a plan with at least one row, whose differences `slots` has taken."""
+    slots.send_blocks()
     encoder_lens = [slots.encoder_tokens.get(slot, 0) for slot in plan.slots]
-    columns = _Columns.of(plan.starts, plan.counts, encoder_lens)
-    places = np.asarray(plan.slots, np.int64)
-    slot_of, starts, counts, begins = _upload(
-        slots.device, places, columns.starts, columns.counts, columns.query_starts[:-1]
+    columns = _Columns.of(
+        slots.device, plan.slots, plan.starts, plan.counts, plan.samples, encoder_lens
     )
-    total = int(columns.query_starts[-1])
-    row_of = _row_of(counts, total)
-    positions = (starts - begins)[row_of] + torch.arange(total, device=slots.device)
-    tokens = _Tokens(row_of, positions)
-    samples = np.asarray(plan.samples, np.bool_)
+    slot_of, logit_rows = columns.on_device[0], columns.on_device[-1]
+    tokens = columns.tokens()
     groups = tuple(
         _group_step(
             group,
@@ -97,13 +122,14 @@ def prepare(plan: StepPlan, slots: Slots) -> StepInputs:
         )
         for group, table, lists in zip(slots.groups, slots.tables, slots.block_lists, strict=True)
     )
+    samples = np.asarray(plan.samples, np.bool_)
     return StepInputs(
-        ids=slots.tokens[slot_of[row_of], positions].long(),
-        positions=positions,
-        logit_rows=torch.from_numpy(columns.query_starts[1:][samples] - 1).to(slots.device),
+        ids=slots.tokens[slot_of[tokens.row_of], tokens.positions].long(),
+        positions=tokens.positions,
+        logit_rows=logit_rows,
         groups=groups,
         query_starts=columns.query_starts,
-        sample_slots=places[samples].tolist(),
+        sample_slots=np.asarray(plan.slots, np.int64)[samples].tolist(),
         sample_positions=columns.kv_lens[samples],
     )
 
@@ -115,31 +141,23 @@ def dummy_inputs(
 
     It reads and writes the null block only.
     """
-    columns = _Columns.of([0] * len(counts), counts)
-    lengths, begins = _upload(device, columns.counts, columns.query_starts[:-1])
-    total = int(columns.query_starts[-1])
-    row_of = _row_of(lengths, total)
-    positions = torch.arange(total, device=device) - begins[row_of]
-    tokens = _Tokens(row_of, positions)
+    rows = len(counts)
+    columns = _Columns.of(device, [0] * rows, [0] * rows, counts, [True] * rows)
+    tokens = columns.tokens()
     steps = []
     for group in groups:
         most = _most_blocks(columns, group)
         table = torch.zeros((len(counts), most), dtype=torch.int32, device=device)
         steps.append(_group_step(group, columns, [[0] * most] * len(counts), table, tokens))
     return StepInputs(
-        ids=torch.zeros(total, dtype=torch.int64, device=device),
-        positions=positions,
-        logit_rows=torch.from_numpy(columns.query_starts[1:] - 1).to(device),
+        ids=torch.zeros_like(tokens.positions),
+        positions=tokens.positions,
+        logit_rows=columns.on_device[-1],
         groups=tuple(steps),
         query_starts=columns.query_starts,
         sample_slots=[],
         sample_positions=columns.kv_lens,
     )
-
-
-def _upload(device: torch.device, *columns: Ints) -> torch.Tensor:
-    """All columns in one transfer: int64 [columns, R]."""
-    return torch.from_numpy(np.stack(columns)).to(device)
 
 
 def _row_of(counts: torch.Tensor, total: int) -> torch.Tensor:
@@ -180,13 +198,12 @@ def _attention_step(
 ) -> AttentionStep:
     """The step of a group that keeps something per token of the request."""
     blocks = table[tokens.row_of, tokens.positions // group.block_size].long()
-    device = table.device
     return AttentionStep(
         query_lens=columns.counts.tolist(),
         kv_lens=columns.kv_lens.tolist(),
         block_lists=block_lists,
-        query_starts=torch.from_numpy(columns.query_starts.astype(np.int32)).to(device),
-        kv_lens_device=torch.from_numpy(columns.kv_lens.astype(np.int32)).to(device),
+        query_starts=columns.on_device[3],
+        kv_lens_device=columns.on_device[4],
         block_table=table,
         slots=blocks * group.block_size + tokens.positions % group.block_size,
     )
@@ -200,14 +217,14 @@ def _cross_step(
     new = np.where(columns.starts == 0, lengths, 0)
     rows = np.repeat(np.arange(len(new)), new)
     offsets = np.concatenate([np.arange(count) for count in (*new, 0)])
-    row_of, places = torch.from_numpy(np.stack((rows, offsets)).astype(np.int64)).to(device)
+    row_of, places = send(device, rows, offsets.astype(np.int64))
     blocks = table[row_of, places // group.block_size].long()
     return AttentionStep(
         query_lens=columns.counts.tolist(),
         kv_lens=lengths.tolist(),
         block_lists=block_lists,
-        query_starts=torch.from_numpy(columns.query_starts.astype(np.int32)).to(device),
-        kv_lens_device=torch.from_numpy(lengths.astype(np.int32)).to(device),
+        query_starts=columns.on_device[3],
+        kv_lens_device=columns.on_device[5],
         block_table=table,
         slots=blocks * group.block_size + places % group.block_size,
     )

@@ -35,8 +35,8 @@ __all__ = ["LocalExecutor"]
 class LocalExecutor:
     """`api.executor.Executor` in this process, on one device.
 
-    Steps run on a thread of their own, unless ``async_scheduling`` is False. Only it touches the
-    runner once steps run.
+    On a device whose calls return when their work is done, steps run on a thread of their own,
+    unless ``async_scheduling`` is False. Only it touches the runner once steps run.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class LocalExecutor:
 
     def allocate(self, cache: KVCacheConfig) -> None:
         self._runner = runner = self._make_runner(cache)
-        if self._config.async_scheduling is not False:
+        asynchronous = self._device().runtime.execution.asynchronous
+        if self._config.async_scheduling is not False and not asynchronous:
             self._thread = StepThread(runner.execute)
 
     def warm_up(self) -> None:
@@ -121,6 +122,7 @@ class LocalExecutor:
         runner = self._ready()
         runner.dummy([min(16, self._limits().max_tokens, self._limits().max_model_len)])
         runner.dummy([1])
+        runner.record()
         self._device().runtime.execution.synchronize()
 
     def execute(self, plan: StepPlan) -> Pending:
@@ -191,9 +193,11 @@ class LocalExecutor:
                 self._model,
                 limits=self._limits(),
                 cache=cache,
-                kernels=[attention.kernel for attention in opened.attention],
+                attention=opened.attention,
                 storage=allocate_storage(self.kv_slots(), cache, layouts, opened.device),
                 device=opened.device,
+                ops=opened.ops,
+                execution=opened.runtime.execution,
             )
 
     def _weight_bytes(self) -> int:

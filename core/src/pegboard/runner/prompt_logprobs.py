@@ -15,6 +15,7 @@ from pegboard.api.model import Batch, LanguageModel
 from pegboard.api.step import PromptLogprobs, StepPlan
 from pegboard.runner.slots import Slots
 from pegboard.sampling.logprobs import LogprobBatch, raw_logprobs, take_logprobs
+from pegboard.sampling.transit import to_host
 
 __all__ = ["PromptChunk", "score_prompts"]
 
@@ -33,9 +34,14 @@ class PromptChunk:
     finite: torch.Tensor
     """bool []: all logits were finite numbers."""
 
-    def to_host(self) -> PromptLogprobs:
-        """Entries in order of position; waits for the device."""
-        entries = [entry for tile in self.tiles for entry in tile.to_host()]
+    def fetched(self) -> PromptChunk:
+        """Copies on the host, see `pegboard.sampling.transit.to_host`."""
+        tiles = tuple(tile.fetched() for tile in self.tiles)
+        return attrs.evolve(self, tiles=tiles, finite=to_host(self.finite))
+
+    def entries(self) -> PromptLogprobs:
+        """Entries in order of position; waits for the device unless `fetched`."""
+        entries = [entry for tile in self.tiles for entry in tile.entries()]
         return PromptLogprobs(first=self.first, entries=entries)
 
 

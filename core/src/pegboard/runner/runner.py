@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import attrs
+import numpy as np
 import torch
 
-from pegboard.api.attention import AttentionKernel
 from pegboard.api.kv import KVCacheConfig, KVTensors
-from pegboard.api.model import Batch, GroupBatch, LanguageModel
+from pegboard.api.model import Batch, LanguageModel
+from pegboard.api.platform import Execution, Immediate, Mark
 from pegboard.api.step import LateInputs, StepPlan, StepResult
 from pegboard.api.transfer import TransferReport
+from pegboard.nn import OpTable
+from pegboard.runner.attention import GroupAttention, plan_groups
 from pegboard.runner.inputs import StepInputs, dummy_inputs, prepare
 from pegboard.runner.prompt_logprobs import PromptChunk, score_prompts
+from pegboard.runner.recorded import DecodeRecordings
 from pegboard.runner.slots import Limits, Slots
 from pegboard.runner.storage import copy_blocks
 from pegboard.runner.transfers import NoWorker
 from pegboard.sampling.rows import SamplingRows
 from pegboard.sampling.sampler import FAULTS, Sampled, sample
+from pegboard.sampling.transit import send
 
 __all__ = ["ModelRunner", "StepInFlight"]
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Choose = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class ModelRunner:
@@ -32,14 +41,22 @@ class ModelRunner:
         *,
         limits: Limits,
         cache: KVCacheConfig,
-        kernels: Sequence[AttentionKernel],
+        attention: Sequence[GroupAttention],
         storage: Mapping[str, KVTensors],
         device: torch.device,
+        ops: OpTable | None = None,
+        execution: Execution | None = None,
     ) -> None:
-        """`kernels` are those of the cache's groups, in order; `storage` is by slot key."""
+        """`attention` has the kernels of the cache's groups, in order; `storage` is by slot key.
+
+        Without `execution` the device is one whose calls return when their work is done.
+        """
         self._model = model
         self._limits = limits
-        self._kernels = tuple(kernels)
+        self._attention = tuple(attention)
+        self._choose = (ops or OpTable.plain()).widest("choose")
+        self._execution: Execution = execution or Immediate()
+        self._recordings: DecodeRecordings | None = None
         self.cache = cache
         self.storage = storage
         self._slots = Slots(limits, cache.groups, device)
@@ -48,11 +65,40 @@ class ModelRunner:
     def connect(self, worker: NoWorker) -> None:
         """From now on steps call the KV connector's worker half."""
         self._worker = worker
-        self._kernels = tuple(worker.wrap(kernel) for kernel in self._kernels)
+        wrapped = [worker.wrap(group.kernel) for group in self._attention]
+        pairs = list(zip(self._attention, wrapped, strict=True))
+        if any(group.kernel is not kernel for group, kernel in pairs):
+            self._recordings = None  # what the host does around a layer cannot be recorded
+        self._attention = tuple(attrs.evolve(group, kernel=kernel) for group, kernel in pairs)
 
     def close(self) -> None:
         """Let go of the KV connector."""
         self._worker.close()
+
+    @torch.inference_mode()
+    def record(self) -> None:
+        """Record the decode steps, where device, kernels and model can be recorded."""
+        groups = self._slots.groups
+        if self._choose is None or not DecodeRecordings.possible(
+            self._execution, self._attention, groups
+        ):
+            return
+        self._recordings = DecodeRecordings(
+            self._model,
+            self._slots,
+            self._limits,
+            self._attention,
+            self.storage,
+            self._choose,
+            self._execution,
+        )
+        self._recordings.record()
+
+    def recorded(self) -> dict[str, int]:
+        """How many decode recordings there are, and how often one was replayed."""
+        if self._recordings is None:
+            return {"recordings": 0, "replays": 0}
+        return {"recordings": len(self._recordings.sizes), "replays": self._recordings.replays}
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepInFlight:
@@ -61,7 +107,8 @@ class ModelRunner:
         copy_blocks(plan.copies, self.storage.values())
         self._worker.begin(plan)
         computed = self._compute(plan)
-        return StepInFlight(self._slots, plan, computed, self._worker.end(plan))
+        sampler = _Sampler(self._slots, self._choose, self._recordings)
+        return StepInFlight(sampler, plan, computed, self._worker.end(plan), self._execution)
 
     def _compute(self, plan: StepPlan) -> _Computed:
         """The forward pass of a plan, up to the logits."""
@@ -69,11 +116,14 @@ class ModelRunner:
             if plan.dummy:
                 self.dummy([1])
             return _Computed()
+        if self._recordings is not None and self._recordings.serves(plan):
+            return _Computed.replayed(plan, self._recordings.forward(plan))
         inputs = prepare(plan, self._slots)
         batch = self._batch(inputs)
         hidden = self._model.forward(batch)
         return _Computed(
-            inputs=inputs,
+            slots=inputs.sample_slots,
+            positions=inputs.sample_positions,
             logits=self._logits(hidden, batch) if inputs.sample_slots else None,
             chunks=score_prompts(self._model, batch, hidden, plan, self._slots),
         )
@@ -87,15 +137,11 @@ class ModelRunner:
         sample(logits, SamplingRows(count=len(counts)))
 
     def _batch(self, inputs: StepInputs) -> Batch:
-        groups = tuple(
-            GroupBatch(kernel, kernel.plan(step))
-            for kernel, step in zip(self._kernels, inputs.groups, strict=True)
-        )
         return Batch(
             ids=inputs.ids,
             positions=inputs.positions,
             logit_rows=inputs.logit_rows,
-            groups=groups,
+            groups=plan_groups(self._attention, inputs.groups),
             kv=self.storage,
         )
 
@@ -110,43 +156,95 @@ class ModelRunner:
 class _Computed:
     """What the forward pass left for sampling; empty for a plan without rows."""
 
-    inputs: StepInputs | None = None
+    slots: Sequence[int] = ()
+    """Of the rows that sample."""
+    positions: Ints = attrs.field(factory=lambda: np.zeros(0, np.int64))
+    """Of the tokens to be sampled."""
     logits: torch.Tensor | None = None
     chunks: Sequence[PromptChunk] = ()
+    recorded: bool = False
+    """By a replay, which left the logits where the recorded choice reads them."""
+
+    @classmethod
+    def replayed(cls, plan: StepPlan, logits: torch.Tensor) -> _Computed:
+        return cls(plan.slots, np.asarray(plan.starts, np.int64) + 1, logits, recorded=True)
+
+
+@attrs.frozen(eq=False)
+class _Sampler:
+    """Chooses the tokens of a step and puts them where the next one reads them."""
+
+    slots: Slots
+    choose: Choose | None
+    recordings: DecodeRecordings | None
+
+    def sample(self, computed: _Computed, late: LateInputs) -> Sampled | None:
+        """None if no row samples."""
+        if computed.logits is None:
+            return None
+        slots, sampling = list(computed.slots), self.slots.sampling
+        if self.choose is not None and sampling.plain(slots, late.masks):
+            return Sampled(*self._choose_plain(computed))
+        rows = sampling.rows(slots, computed.positions, late.masks)
+        sampled = sample(computed.logits, rows)
+        self.slots.append(slots, computed.positions, sampled.ids)
+        return sampled
+
+    def _choose_plain(self, computed: _Computed) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.choose is not None
+        assert computed.logits is not None
+        if computed.recorded:
+            assert self.recordings is not None
+            return self.recordings.choose(len(computed.slots))
+        places = np.asarray(computed.slots, np.int64)
+        slots, positions = send(self.slots.device, places, computed.positions)
+        columns = self.slots.sampling.columns(slots)
+        ids, status = self.choose(computed.logits, *columns.arguments(positions))
+        self.slots.write(slots, positions, ids)
+        return ids, status
 
 
 class StepInFlight:
     """`api.executor.Pending` of one plan."""
 
     def __init__(
-        self, slots: Slots, plan: StepPlan, computed: _Computed, transfers: TransferReport | None
+        self,
+        sampler: _Sampler,
+        plan: StepPlan,
+        computed: _Computed,
+        transfers: TransferReport | None,
+        execution: Execution,
     ) -> None:
-        self._slots = slots
+        self._sampler = sampler
         self._step_id = plan.step_id
         self._computed = computed
         self._transfers = transfers
+        self._execution = execution
         self._sampled: Sampled | None = None
+        self._done: Mark | None = None
 
     @torch.inference_mode()
     def sample(self, late: LateInputs) -> None:
         """Choose a token per row that samples, and write it where the next step reads it."""
         assert late.step_id == self._step_id, (late.step_id, self._step_id)
-        assert self._sampled is None, "sampled twice"
-        inputs, logits = self._computed.inputs, self._computed.logits
-        if inputs is None or logits is None:
-            return
-        rows = self._slots.sampling.rows(inputs.sample_slots, inputs.sample_positions, late.masks)
-        self._sampled = sample(logits, rows)
-        self._slots.append(inputs.sample_slots, inputs.sample_positions, self._sampled.ids)
+        assert self._done is None, "sampled twice"
+        sampled = self._sampler.sample(self._computed, late)
+        # On the way to the host before the next step overwrites anything; logits may go.
+        self._sampled = None if sampled is None else sampled.fetched()
+        chunks = [chunk.fetched() for chunk in self._computed.chunks]
+        self._computed = attrs.evolve(self._computed, logits=None, chunks=chunks)
+        self._done = self._execution.mark()
 
     def result(self) -> StepResult:
         """Tokens and log-probabilities on the host; a failed row has no tokens, and says why."""
+        assert self._done is not None, "the step was not sampled"
+        self._done.wait()
         result = StepResult(self._step_id, slots=[], token_ids=[], transfers=self._transfers)
-        if self._sampled is not None and self._computed.inputs is not None:
-            _add_tokens(result, self._computed.inputs.sample_slots, self._sampled)
+        if self._sampled is not None:
+            _add_tokens(result, list(self._computed.slots), self._sampled)
         for chunk in self._computed.chunks:
             if bool(chunk.finite):
-                result.prompt_logprobs[chunk.slot] = chunk.to_host()
+                result.prompt_logprobs[chunk.slot] = chunk.entries()
             else:
                 result.failed[chunk.slot] = FAULTS[1]
         return result
@@ -160,5 +258,5 @@ def _add_tokens(result: StepResult, slots: list[int], sampled: Sampled) -> None:
     ]
     result.failed = {slot: FAULTS[s] for slot, s in zip(slots, status, strict=True) if s}
     if sampled.logprobs is not None:
-        entries = zip(sampled.logprob_rows, sampled.logprobs.to_host(), strict=True)
+        entries = zip(sampled.logprob_rows, sampled.logprobs.entries(), strict=True)
         result.logprobs = {slots[row]: [entry] for row, entry in entries if not status[row]}

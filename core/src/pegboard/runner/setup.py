@@ -18,6 +18,7 @@ from pegboard.config.model import ResolvedModel
 from pegboard.errors import SelectionError
 from pegboard.kv.groups import form_groups
 from pegboard.nn import OpTable
+from pegboard.runner.attention import GroupAttention
 from pegboard.runner.layouts import STATE_LAYOUT, choose_layouts
 from pegboard.runner.mixers import PLAIN_MIXERS
 from pegboard.runner.select import BackendWish, choose_backend, choose_platform
@@ -25,16 +26,7 @@ from pegboard.runner.select import BackendWish, choose_backend, choose_platform
 if TYPE_CHECKING:
     from pegboard.plugins import Board
 
-__all__ = ["GroupAttention", "OpenedDevice", "open_device"]
-
-
-@attrs.frozen(eq=False)
-class GroupAttention:
-    """The kernel of one group and where it came from."""
-
-    backend: AttentionBackend
-    kernel: AttentionKernel
-    layout: KVLayout
+__all__ = ["OpenedDevice", "open_device"]
 
 
 @attrs.frozen(eq=False)

@@ -12,6 +12,7 @@ import torch
 
 from pegboard.api.kv import KVGroup, RecurrentSpec
 from pegboard.api.recurrent import RecurrentStep
+from pegboard.sampling.transit import send
 
 __all__ = ["recurrent_step"]
 
@@ -28,15 +29,16 @@ def recurrent_step(
     size, stops = group.block_size, starts + counts
     has_state = starts > 0
     entries = np.stack((np.maximum(starts - 1, 0) // size, (stops - 1) // size, has_state))
-    read_entries, write_entries, begun = torch.from_numpy(entries).to(table.device)
     rows = torch.arange(len(starts), device=table.device)
     borders, places = _borders(group, starts, stops)
-    border_rows, border_entries = torch.from_numpy(places).to(table.device)
     bounds = np.concatenate((np.zeros(1, np.int64), counts.cumsum())).astype(np.int32)
+    entries_there, places_there, bounds_there = send(table.device, entries, places, bounds)
+    read_entries, write_entries, begun = entries_there
+    border_rows, border_entries = places_there
     return RecurrentStep(
         query_lens=counts.tolist(),
         has_state=has_state.tolist(),
-        query_starts=torch.from_numpy(bounds).to(table.device),
+        query_starts=bounds_there,
         has_state_device=begun.bool(),
         reads=table[rows, read_entries].long() * begun,
         writes=table[rows, write_entries].long(),

@@ -49,6 +49,7 @@ def choose(
                 uses_min_p=(min_p[rows] > 0).cpu().numpy(),
                 uses_top_k=((top_k[rows] > 0) & (top_k[rows] < logits.shape[-1])).cpu().numpy(),
                 uses_top_p=(top_p[rows] < 1).cpu().numpy(),
+                most=int(top_k[rows].max()),
             ),
         )
     return ids, status

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from pegboard.sampling.rows import Flags, RandomRows
+from pegboard.sampling.transit import send
 
 __all__ = ["draw", "filtered_weights"]
 
@@ -48,7 +49,9 @@ def filtered_weights(logits: torch.Tensor, random: RandomRows) -> torch.Tensor:
     weights /= random.temperature[:, None]
     weights.exp_()
     _drop(weights, random.uses_min_p, lambda _, rows: random.min_p[rows, None])
-    _drop(weights, random.uses_top_k, lambda some, rows: _kth(some, random.top_k[rows]))
+    _drop(
+        weights, random.uses_top_k, lambda some, rows: _kth(some, random.top_k[rows], random.most)
+    )
     _drop(weights, random.uses_top_p, lambda some, rows: _nucleus(some, random.top_p[rows]))
     return weights
 
@@ -61,7 +64,7 @@ def _drop(
     """In the rows that use it, set weights below ``threshold(weights, rows) [n, 1]`` to 0."""
     if not uses.any():
         return
-    rows = torch.from_numpy(uses.nonzero()[0]).to(weights.device)
+    rows = send(weights.device, uses.nonzero()[0])[0]
     if uses.all():
         weights.masked_fill_(weights < threshold(weights, rows), 0.0)
         return
@@ -69,9 +72,9 @@ def _drop(
     weights[rows] = some.masked_fill_(some < threshold(some, rows), 0.0)
 
 
-def _kth(weights: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """The k-th largest weight of each row ``[n, 1]``."""
-    most = min(int(top_k.max()), weights.shape[-1])
+def _kth(weights: torch.Tensor, top_k: torch.Tensor, most: int) -> torch.Tensor:
+    """The k-th largest weight of each row ``[n, 1]``; no k is above `most`."""
+    most = min(most, weights.shape[-1])
     largest = weights.topk(most, dim=-1).values
     return largest.gather(-1, top_k.clamp(max=most)[:, None] - 1)
 

@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from pegboard.api.step import TokenLogprobs
+from pegboard.sampling.transit import to_host
 
 __all__ = ["LOGPROB_FLOOR", "LogprobBatch", "raw_logprobs", "take_logprobs"]
 
@@ -31,8 +32,17 @@ class LogprobBatch:
     widths: tuple[int, ...]
     """Per row, how many of the k likeliest are wanted."""
 
-    def to_host(self) -> list[TokenLogprobs]:
-        """One entry per row; waits for the device."""
+    def fetched(self) -> LogprobBatch:
+        """Copies on the host, see `pegboard.sampling.transit.to_host`."""
+        return attrs.evolve(
+            self,
+            ids=to_host(self.ids),
+            values=to_host(self.values),
+            ranks=to_host(self.ranks),
+        )
+
+    def entries(self) -> list[TokenLogprobs]:
+        """One entry per row; waits for the device unless `fetched`."""
         columns = zip(
             self.ids.tolist(), self.values.tolist(), self.ranks.tolist(), self.widths, strict=True
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from pegboard.api.step import NewRow
 from pegboard.sampling.rows import PenaltyRows
+from pegboard.sampling.transit import send
 
 __all__ = ["PenaltyTable"]
 
@@ -33,16 +35,24 @@ class PenaltyTable:
         line = self._take_line()
         self._lines[row.slot] = line
         device = self._counts.device
-        output = torch.tensor(row.output_ids, dtype=torch.int64, device=device)
-        prompt = torch.tensor(row.prompt_ids, dtype=torch.int64, device=device)
-        self._counts[line] = torch.bincount(output, minlength=self._counts.shape[1]).int()
+        params = row.params
+        output, prompt, strengths = send(
+            device,
+            np.array(row.output_ids, np.int64),
+            np.array(row.prompt_ids, np.int64),
+            np.array(
+                [params.repetition_penalty, params.frequency_penalty, params.presence_penalty],
+                np.float32,
+            ),
+        )
+        self._counts[line].zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
         self._seen[line] = self._counts[line] > 0
         self._seen[line, prompt] = True
-        params = row.params
-        self._strengths[line] = torch.tensor(
-            [params.repetition_penalty, params.frequency_penalty, params.presence_penalty],
-            device=device,
-        )
+        self._strengths[line] = strengths
+
+    def slots(self) -> set[int]:
+        """Slots of requests with penalties."""
+        return set(self._lines)
 
     def release(self, slot: int) -> None:
         """Give the line of a slot back, if it has one."""
@@ -80,7 +90,7 @@ class PenaltyTable:
         found = [(row, self._lines[slot]) for row, slot in enumerate(slots) if slot in self._lines]
         if not found:
             return None, None
-        rows, lines = torch.tensor(found, dtype=torch.int64, device=self._counts.device).T
+        rows, lines = send(self._counts.device, np.array(found, np.int64).T)[0]
         return rows, lines
 
     def _take_line(self) -> int:

@@ -13,6 +13,8 @@ import attrs
 import numpy as np
 import torch
 
+from pegboard.sampling.transit import send
+
 __all__ = ["Entries", "LogprobRows", "PenaltyRows", "RandomRows", "SamplingRows"]
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -41,10 +43,8 @@ class Entries:
     ) -> Entries:
         """Join the entries of several rows; one tensor per row, on the device."""
         device = ids[0].device
-        lines = torch.tensor(rows, dtype=torch.int64, device=device)
-        lengths = torch.tensor([len(part) for part in ids], dtype=torch.int64, device=device)
-        total = sum(len(part) for part in ids)
-        spread = torch.repeat_interleave(lines, lengths, output_size=total)
+        lengths = [len(part) for part in ids]
+        lines, spread = send(device, np.array(rows, np.int64), np.repeat(rows, lengths))
         return cls(spread, torch.cat(list(ids)), lines, torch.cat(list(values)) if values else None)
 
 
@@ -86,13 +86,16 @@ class RandomRows:
     """[N], on the host: which rows use the filter at all."""
     uses_top_k: Flags
     uses_top_p: Flags
+    most: int
+    """The largest `top_k` of rows that use it."""
 
     def __len__(self) -> int:
         return len(self.uses_min_p)
 
     def part(self, place: slice) -> RandomRows:
         """Some of the rows."""
-        return RandomRows(*(getattr(self, field.name)[place] for field in attrs.fields(RandomRows)))
+        names = [field.name for field in attrs.fields(RandomRows) if field.name != "most"]
+        return attrs.evolve(self, **{name: getattr(self, name)[place] for name in names})
 
 
 @attrs.frozen(eq=False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import attrs
+import numpy as np
 import torch
 
 from pegboard.sampling.draw import draw
 from pegboard.sampling.logits import process_logits
 from pegboard.sampling.logprobs import LogprobBatch, raw_logprobs, take_logprobs
 from pegboard.sampling.rows import SamplingRows
+from pegboard.sampling.transit import column, to_host
 
 __all__ = ["FAULTS", "Sampled", "sample"]
 
@@ -33,6 +35,11 @@ class Sampled:
     logprob_rows: tuple[int, ...] = ()
     """Which rows those are."""
 
+    def fetched(self) -> Sampled:
+        """Copies on the host, see `to_host`."""
+        logprobs = None if self.logprobs is None else self.logprobs.fetched()
+        return Sampled(to_host(self.ids), to_host(self.status), logprobs, self.logprob_rows)
+
 
 def sample(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
     """Choose a token per row of ``logits [R, vocab]``, which may be overwritten.
@@ -46,7 +53,7 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
     if wanted is None:
         ids, status = _choose_checked(logits, rows, status)
         return Sampled(ids, status)
-    places = torch.tensor(wanted.rows, dtype=torch.int64, device=logits.device)
+    places = column(wanted.rows, np.int64, logits.device)
     raw = raw_logprobs(logits[places])
     ids, status = _choose_checked(logits, rows, status)
     return Sampled(ids, status, take_logprobs(raw, ids[places], wanted.widths), wanted.rows)

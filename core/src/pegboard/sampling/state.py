@@ -17,19 +17,37 @@ from pegboard.api.params import BIAS_LIMIT, SamplingParams
 from pegboard.api.step import NewRow
 from pegboard.sampling.penalties import PenaltyTable
 from pegboard.sampling.random import device_uniforms, uniforms
-from pegboard.sampling.rows import Entries, Ints, LogprobRows, RandomRows, SamplingRows
+from pegboard.sampling.rows import (
+    Entries,
+    Flags,
+    Ints,
+    LogprobRows,
+    RandomRows,
+    SamplingRows,
+)
+from pegboard.sampling.transit import column, send
 
-__all__ = ["SamplingState"]
+__all__ = ["Columns", "SamplingState"]
 
-_COLUMNS = {
-    "temperature": np.float64,
-    "min_p": np.float64,
-    "top_k": np.int64,
-    "top_p": np.float64,
-    "seed": np.int64,
-    "child": np.int64,
-}
-"""Columns that exist on the device too."""
+_REALS = ("temperature", "top_p", "min_p")
+_INTEGERS = ("top_k", "seed", "child")
+"""Columns that exist on the device too, a table of each type."""
+
+
+@attrs.frozen(eq=False)
+class Columns:
+    """Parameters of the rows of one step, on the device: the arguments of the op ``choose``."""
+
+    reals: torch.Tensor
+    """float64 [3, R]: temperature (0 for greedy rows), top_p, min_p."""
+    integers: torch.Tensor
+    """int64 [3, R]: top_k, seed, child."""
+
+    def arguments(self, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """In the order of the op; ``positions int64 [R]`` are those of the tokens to choose."""
+        temperature, top_p, min_p = self.reals
+        top_k, seed, child = self.integers
+        return (temperature, top_k, top_p, min_p, seed, child, positions)
 
 
 @attrs.frozen(eq=False)
@@ -51,9 +69,15 @@ class SamplingState:
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self._device = device
         self.vocab_size = vocab_size
-        self._host = {name: np.zeros(slots, dtype) for name, dtype in _COLUMNS.items()}
-        # On a CPU `to` does not copy: both names then lead to the same memory.
-        self._columns = {name: torch.from_numpy(c).to(device) for name, c in self._host.items()}
+        reals, integers = np.zeros((3, slots)), np.zeros((3, slots), np.int64)
+        self._tables = (reals, integers)
+        # On a CPU `to` does not copy: both then lead to the same memory.
+        self._columns = Columns(
+            torch.from_numpy(reals).to(device), torch.from_numpy(integers).to(device)
+        )
+        self._host = dict(zip((*_REALS, *_INTEGERS), (*reals, *integers), strict=True))
+        self._fresh: list[int] = []
+        """Slots whose parameters are not on the device yet."""
         self._random = np.zeros(slots, np.bool_)
         self._extras: dict[int, _Extras] = {}
         self._penalties = PenaltyTable(vocab_size, device)
@@ -61,17 +85,38 @@ class SamplingState:
     def admit(self, row: NewRow) -> None:
         """Take the parameters of a request that gets `row.slot`."""
         self.release(row.slot)
-        values = _column_values(row)
-        for name, value in values.items():
+        for name, value in _column_values(row).items():
             self._host[name][row.slot] = value
-            if self._device.type != "cpu":
-                self._columns[name][row.slot] = value
+        if self._device.type != "cpu":
+            self._fresh.append(row.slot)
         self._random[row.slot] = not row.params.greedy
         extras = self._make_extras(row)
         if extras is not None:
             self._extras[row.slot] = extras
         if _penalised(row.params):
             self._penalties.admit(row)
+
+    def flush(self) -> None:
+        """Send the parameters of admitted requests."""
+        if self._fresh:
+            slots = np.array(self._fresh, np.int64)
+            values = [table[:, slots] for table in self._tables]
+            place, reals, integers = send(self._device, slots, *values)
+            self._columns.reals.index_copy_(1, place, reals)
+            self._columns.integers.index_copy_(1, place, integers)
+            self._fresh.clear()
+
+    def plain(self, slots: Sequence[int], masks: Mapping[int, bytes]) -> bool:
+        """The op ``choose`` can serve these rows: none changes logits or wants to hear of them."""
+        special = self._extras.keys() | self._penalties.slots() | masks.keys()
+        return not special or special.isdisjoint(slots)
+
+    def columns(self, slots: torch.Tensor) -> Columns:
+        """Parameters of ``slots int64 [R]``; slots that nobody has give some."""
+        return Columns(
+            self._columns.reals.index_select(1, slots),
+            self._columns.integers.index_select(1, slots),
+        )
 
     def release(self, slot: int) -> None:
         """Forget what a slot held beside its columns."""
@@ -118,46 +163,45 @@ class SamplingState:
     def _ids(self, ids: Sequence[int] | None) -> torch.Tensor | None:
         """Distinct ids as a tensor; None for none."""
         distinct = list(dict.fromkeys(ids or ()))
-        return torch.tensor(distinct, dtype=torch.int64, device=self._device) if distinct else None
+        return column(distinct, np.int64, self._device) if distinct else None
 
     def _floats(self, values: Sequence[float]) -> torch.Tensor | None:
         if not values:
             return None
         clamped = np.clip(np.asarray(values, dtype=np.float64), -BIAS_LIMIT, BIAS_LIMIT)
-        return torch.from_numpy(clamped.astype(np.float32)).to(self._device)
+        return send(self._device, clamped.astype(np.float32))[0]
 
     def _random_rows(self, slots: Ints, positions: Ints, chosen: Ints) -> RandomRows | None:
         if not len(chosen):
             return None
         slots, positions = slots[chosen], positions[chosen]
-        host = {name: column[slots] for name, column in self._host.items()}
-        place = torch.from_numpy(slots).to(self._device)
-        device = {name: column[place] for name, column in self._columns.items()}
+        host = {name: values[slots] for name, values in self._host.items()}
+        rows, place, where = send(self._device, chosen, slots, positions)
+        columns = self.columns(place)
+        temperature, top_p, min_p = columns.reals
+        top_k, seed, child = columns.integers
+        on_host = self._device.type == "cpu"
+        uses_top_k = (host["top_k"] > 0) & (host["top_k"] < self.vocab_size)
         return RandomRows(
-            rows=torch.from_numpy(chosen).to(self._device),
-            uniforms=self._uniforms(host, device, positions),
-            temperature=device["temperature"],
-            min_p=device["min_p"],
-            top_k=device["top_k"],
-            top_p=device["top_p"],
+            rows=rows,
+            uniforms=torch.from_numpy(uniforms(host["seed"], host["child"], positions))
+            if on_host
+            else device_uniforms(seed, child, where),
+            temperature=temperature,
+            min_p=min_p,
+            top_k=top_k,
+            top_p=top_p,
             uses_min_p=host["min_p"] > 0,
-            uses_top_k=(host["top_k"] > 0) & (host["top_k"] < self.vocab_size),
+            uses_top_k=uses_top_k,
             uses_top_p=host["top_p"] < 1,
+            most=int(host["top_k"][uses_top_k].max(initial=1)),
         )
-
-    def _uniforms(
-        self, host: Mapping[str, Any], device: Mapping[str, torch.Tensor], positions: Ints
-    ) -> torch.Tensor:
-        if self._device.type == "cpu":
-            return torch.from_numpy(uniforms(host["seed"], host["child"], positions))
-        where = torch.from_numpy(positions).to(self._device)
-        return device_uniforms(device["seed"], device["child"], where)
 
     def _masks(
         self, slots: Sequence[int], masks: Mapping[int, bytes]
     ) -> tuple[tuple[int, torch.Tensor], ...]:
         return tuple(
-            (row, _unpack(masks[slot], self.vocab_size).to(self._device))
+            (row, send(self._device, _unpack(masks[slot], self.vocab_size))[0])
             for row, slot in enumerate(slots)
             if slot in masks
         )
@@ -214,7 +258,7 @@ def _logprob_rows(wanted: Sequence[tuple[int, int]]) -> LogprobRows:
     return LogprobRows(rows=rows, widths=widths)
 
 
-def _unpack(mask: bytes, vocab_size: int) -> torch.Tensor:
+def _unpack(mask: bytes, vocab_size: int) -> Flags:
     """bool [vocab] of a little-endian bitmask; tokens past its end are not allowed."""
     bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little", count=vocab_size)
-    return torch.from_numpy(bits.astype(np.bool_))
+    return bits.astype(np.bool_)

@@ -1,0 +1,186 @@
+"""Decode steps replayed from recordings; here a recording is a function that is called again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import pytest
+import torch
+
+from pegboard.api.attention import AttentionInputs, AttentionLayer, AttentionStep
+from pegboard.api.kv import KVTensors
+from pegboard.api.ops import OpVersion
+from pegboard.api.platform import Immediate
+from pegboard.nn import OpTable
+from pegboard.runner.recorded import bucket_sizes
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+BLOCK = 4
+
+
+@attrs.frozen
+class Again:
+    work: Callable[[], None]
+
+    def replay(self) -> None:
+        self.work()
+
+
+class Recorder(Immediate):
+    """A device that records: `record` must not leave the traces of running."""
+
+    records = True
+
+    def record(self, work: Callable[[], None]) -> Again:
+        return Again(work)
+
+
+class DeviceSumKernel:
+    """The sum kernel of the conftest, by what is on the device alone."""
+
+    def plan(self, step: AttentionStep) -> AttentionStep:
+        if step.captured:
+            assert list(step.query_lens) == [1] * len(step.kv_lens_device)
+            assert not step.block_lists
+        return step
+
+    def forward(
+        self, layer: AttentionLayer, inputs: AttentionInputs, kv: KVTensors, step: AttentionStep
+    ) -> torch.Tensor:
+        pages = kv.data.permute(
+            *(kv.layout.axes.index(a) for a in ("kv", "block", "token", "head", "dim"))
+        )
+        out = torch.zeros_like(inputs.query)
+        for row, table in enumerate(step.block_table.long()):
+            length = int(step.kv_lens_device[row])
+            begin, end = step.query_starts[row : row + 2].tolist()
+            if not length:
+                out[begin:end] = float("nan")  # nobody reads the result of an empty row
+                continue
+            used = table[: -(-length // BLOCK)]
+            keys = pages[0, used].flatten(0, 1)[:length, 0, 0]
+            values = pages[1, used].flatten(0, 1)[:length, 0, 0]
+            out[begin:end, 0, 0] = (keys * values).cumsum(0)[length - (end - begin) :]
+        return out
+
+
+@pytest.fixture
+def driver(make_driver, monkeypatch):
+    """A driver whose runner records, on two groups whose keys and values the core stores."""
+    choose = OpVersion(name="test.choose", op="choose", function="pegboard.sampling.choose:choose")
+    made = make_driver(
+        groups=2,
+        kernel=DeviceSumKernel,
+        backend={"capture": "whole", "fused_kv_write": False},
+        ops=OpTable.choose([choose], platform="test", dtype="float32"),
+        execution=Recorder(),
+    )
+    made.runner.record()
+    return made
+
+
+def replays(driver) -> int:
+    return driver.runner.recorded()["replays"]
+
+
+def test_bucket_sizes_end_with_the_largest_step():
+    assert bucket_sizes(6) == (1, 2, 4, 6)
+    assert bucket_sizes(40) == (1, 2, 4, 8, 16, 24, 32, 40)
+    assert bucket_sizes(300)[-3:] == (256, 288, 300)
+
+
+def test_a_lone_request_gets_the_tokens_of_the_model_without_cache(driver):
+    driver.add(2, PROMPT)
+    assert driver.generate(2, 30, 100) == driver.model.greedy(PROMPT, 30)
+    assert replays(driver) == 29
+
+
+def test_rows_of_a_padded_step_are_served_and_nothing_else_is_touched(driver):
+    prompts = {0: PROMPT, 5: [7], 3: [8, 9]}
+    for slot, prompt in prompts.items():
+        driver.add(slot, prompt)
+    found = {slot: [] for slot in prompts}
+    driver_step(driver, {slot: len(prompt) for slot, prompt in prompts.items()}, found)
+    before = driver.storage["0.self"].data.clone()
+    for _ in range(9):
+        driver_step(driver, dict.fromkeys(prompts, 1), found)
+    assert replays(driver) == 9  # three rows in a recording for four
+    for slot, prompt in prompts.items():
+        assert found[slot] == driver.model.greedy(prompt, 10)
+    null = driver.storage["0.self"].data.select(1, 0)
+    assert torch.equal(null, before.select(1, 0)), "padding wrote to the null block"
+
+
+def driver_step(driver, counts, found) -> None:
+    result = driver.step(counts)
+    for slot, tokens in zip(result.slots, result.token_ids, strict=True):
+        found[slot] += tokens
+
+
+def test_mixed_steps_and_recorded_ones_take_turns(driver):
+    driver.add(0, PROMPT)
+    driver.add(1, PROMPT[::-1])
+    found = {0: [], 1: []}
+    driver_step(driver, {0: len(PROMPT)}, found)
+    for count in (1, 3, 4, 2, 1):  # the second prompt comes in beside the first one's decoding
+        driver_step(driver, {0: 1, 1: count}, found)
+    for _ in range(6):
+        driver_step(driver, {1: 1, 0: 1}, found)
+    assert replays(driver) == 6 + 1  # the last chunk of one token is a decode step too
+    assert found[0] == driver.model.greedy(PROMPT, len(found[0]))
+    assert found[1] == driver.model.greedy(PROMPT[::-1], len(found[1]))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.8, "seed": 3, "top_k": 5, "top_p": 0.9},
+        {"temperature": 1.0, "seed": 4, "presence_penalty": 0.7},
+        {"logprobs": 3},
+        {"logit_bias": {4: 3.0}},
+        {"temperature": 1.0, "seed": 9, "min_p": 0.2},
+    ],
+)
+def test_every_kind_of_sampling_gives_what_a_step_without_recording_gives(
+    driver, make_driver, params
+):
+    plain = make_driver(groups=2)
+    for either in (driver, plain):
+        either.add(0, PROMPT, max_tokens=40, **params)
+        either.add(1, PROMPT[3:], max_tokens=40)
+    mates: tuple[dict[int, list[int]], ...] = ({0: [], 1: []}, {0: [], 1: []})
+    for either, found in zip((driver, plain), mates, strict=True):
+        driver_step(either, {0: len(PROMPT), 1: len(PROMPT) - 3}, found)
+        for _ in range(12):
+            driver_step(either, {0: 1, 1: 1}, found)
+    assert mates[0] == mates[1]
+    assert replays(driver) == 12
+
+
+def test_two_steps_in_flight_need_no_look_from_the_host(driver):
+    driver.add(0, PROMPT)
+    pending = [driver.start({0: len(PROMPT)}), *(driver.start({0: 1}) for _ in range(8))]
+    tokens = [token for step in pending for token in step.result().token_ids[0]]
+    # On a CPU results share the recording's memory, so only the last of two in flight is sure.
+    assert tokens[0] == driver.model.greedy(PROMPT, 1)[0]
+    assert tokens[-1] == driver.model.greedy(PROMPT, 9)[-1]
+
+
+def test_a_row_with_a_fault_fails_alone(driver):
+    driver.add(0, PROMPT)
+    driver.add(1, [30])
+    result = driver.step({0: len(PROMPT), 1: 1})
+    assert list(result.failed) == [1]
+    result = driver.step({0: 1, 1: 1})
+    assert list(result.failed) == [1]
+    assert result.token_ids[0] == driver.model.greedy(PROMPT, 2)[1:]
+
+
+def test_prompt_logprobs_go_without_a_recording(driver):
+    driver.add(0, PROMPT, prompt_logprobs=2)
+    driver.step({0: len(PROMPT) - 1})
+    driver.step({0: 1})
+    assert replays(driver) == 0
+    driver.step({0: 1})
+    assert replays(driver) == 1
