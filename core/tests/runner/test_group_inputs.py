@@ -138,7 +138,7 @@ def test_a_slot_that_is_used_again_has_the_new_requests_encoder_tokens() -> None
 
 def test_a_table_of_cross_attention_has_room_for_the_encoder_only() -> None:
     tables = Slots(LIMITS, (KVGroup(0, CROSS, 8, ("0.cross",)),), CPU).tables
-    assert tables[0].shape == (4, 5)
+    assert tables[0].shape == (5, 5)
 
 
 def test_latent_vectors_have_places_and_are_copied_like_keys() -> None:

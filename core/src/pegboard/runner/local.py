@@ -101,7 +101,9 @@ class LocalExecutor:
             total=memory.total_bytes(),
             free=memory.free_bytes(),
             weights=self._weight_bytes(),
-            peak_activations=step_peak(runner.dummy, self._limits(), exact=exact),
+            peak_activations=step_peak(
+                runner.dummy, self._limits(), exact=exact, measure=memory.peak_bytes
+            ),
             cache_limit=memory.cache_limit(),
         )
 

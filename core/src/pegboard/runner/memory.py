@@ -48,17 +48,24 @@ def peak_bytes(work: Callable[[], Any]) -> int:
     return meter.peak
 
 
-def step_peak(run: Callable[[list[int]], Any], limits: Limits, *, exact: bool) -> int:
+def step_peak(
+    run: Callable[[list[int]], Any],
+    limits: Limits,
+    *,
+    exact: bool,
+    measure: Callable[[Callable[[], Any]], int | None] = lambda work: None,
+) -> int:
     """Peak of ``run(row lengths)`` for the largest step that `limits` allow.
 
-    If not `exact` and the step is large, a small step of the same mix of rows is measured and
+    `measure` is the device's own meter, `Memory.peak_bytes`. If not `exact` and the step is large, a small step of the same mix of rows is measured and
     scaled up. That is an upper bound, as long as kernels work in tiles: memory grows at most in
     proportion to tokens and rows.
     """
     tokens, rows = limits.max_tokens, min(limits.max_rows, limits.max_tokens)
     largest = _mix(tokens, rows, limits.max_model_len)
     if exact or sum(largest) <= SMALL_STEP:
-        return peak_bytes(lambda: run(largest))
+        metered = measure(lambda: run(largest))
+        return peak_bytes(lambda: run(largest)) if metered is None else metered
     small = _mix(SMALL_STEP, -(-rows * SMALL_STEP // sum(largest)), limits.max_model_len)
     return peak_bytes(lambda: run(small)) * -(-sum(largest) // sum(small))
 
