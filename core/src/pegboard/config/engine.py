@@ -173,6 +173,8 @@ class EngineConfig:
     """Share of the blocks kept free when a waiting request is admitted."""
     async_scheduling: bool | None = attrs.field(default=None, validator=_boolean_or_none)
     """Plan a step while the one before it runs. None: where the executor can."""
+    enforce_eager: bool = attrs.field(default=False, validator=_boolean)
+    """Record no steps, where the device can: each operation is submitted by itself."""
     seed: int = attrs.field(default=0, validator=_integer(0))
     """Seeds the draws of requests that bring no seed of their own."""
     platform: str | None = attrs.field(default=None, validator=_text(optional=True))

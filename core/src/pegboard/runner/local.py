@@ -124,7 +124,8 @@ class LocalExecutor:
         runner = self._ready()
         runner.dummy([min(16, self._limits().max_tokens, self._limits().max_model_len)])
         runner.dummy([1])
-        runner.record()
+        if not self._config.enforce_eager:
+            runner.record()
         self._device().runtime.execution.synchronize()
 
     def execute(self, plan: StepPlan) -> Pending:
@@ -157,6 +158,7 @@ class LocalExecutor:
             "attention": [attention.backend.name for attention in opened.attention],
             "kv_layouts": [attention.layout.name for attention in opened.attention],
             "ops": opened.ops.choices(),
+            **(self._runner.recorded() if self._runner is not None else {}),
         }
 
     def close(self) -> None:
