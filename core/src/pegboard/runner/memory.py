@@ -58,8 +58,8 @@ def step_peak(
     """Peak of ``run(row lengths)`` for the largest step that `limits` allow.
 
     `measure` is the device's own meter, `Memory.peak_bytes`. If not `exact` and the step is large,
-    a small step of the same mix of rows is measured and scaled up. That is an upper bound, as long as kernels work in tiles: memory grows at most in
-    proportion to tokens and rows.
+    a small step of the same mix of rows is measured and scaled up. That is an upper bound, as long
+    as kernels work in tiles: memory grows at most in proportion to tokens and rows.
     """
     tokens, rows = limits.max_tokens, min(limits.max_rows, limits.max_tokens)
     largest = _mix(tokens, rows, limits.max_model_len)
