@@ -83,14 +83,21 @@ class AttentionCase:
     Keys and values are rounded to the dtype of the cache, so that what a kernel takes from its
     inputs and what it reads back are the same numbers. Blocks are dealt at random; every place that
     holds no token of a request is NaN, and so are blocks that left the window before a step: in
-    every other row the null block stands for them in the table, else a foreign block.
+    every other row the null block stands for them in the table, else a foreign block. What a step
+    adds is stored before the kernel is called unless it has a ``fused_kv_write``.
     """
 
     def __init__(
-        self, kernel: KernelFactory, lengths: Sequence[int], setting: Setting, seed: int = 0
+        self,
+        kernel: KernelFactory,
+        lengths: Sequence[int],
+        setting: Setting,
+        seed: int = 0,
+        fused_kv_write: bool = True,
     ) -> None:
         self.lengths = list(lengths)
         self.setting = setting
+        self.fused_kv_write = fused_kv_write
         self._device = torch.device(setting.device)
         spec = setting.spec()
         scale = 0.7 * setting.head_size**-0.5
@@ -221,6 +228,9 @@ class AttentionCase:
         """One layer of a planned step."""
         which = range(len(rows)) if which is None else which
         dtype = getattr(torch, self.setting.dtype)
+        if not self.fused_kv_write:
+            for row in which:
+                self.store(row, *_span(rows[row]))
         new = [
             torch.cat([part[row][slice(*_span(rows[row]))] for row in which]).to(dtype)
             for part in (self.queries, self.keys, self.values)

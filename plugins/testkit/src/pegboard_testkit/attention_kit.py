@@ -239,7 +239,8 @@ class AttentionKit:
         self, lengths: Sequence[int], setting: Setting | None = None, seed: int = 0
     ) -> AttentionCase:
         """Requests of these lengths, nothing stored yet."""
-        return AttentionCase(self.kernel, lengths, setting or self.setting(), seed)
+        chosen = setting or self.setting()
+        return AttentionCase(self.kernel, lengths, chosen, seed, self.backend.fused_kv_write)
 
     def check(self, rows: Rows, setting: Setting, seed: int = 0) -> None:
         """Run one step and compare all of it with the definition."""

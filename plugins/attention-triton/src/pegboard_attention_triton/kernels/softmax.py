@@ -1,0 +1,69 @@
+"""Softmax attention piece by piece: what the kernels for decode and for prefill share.
+
+Scores are kept in units of log 2, so that weights are ``exp2`` of differences. A row's running
+state is its largest score so far (`peak`), the sum of its weights (`total`) and the weighted sum of
+values (`acc`), both relative to the peak (Milakov and Gimelshein, "Online normalizer calculation for
+softmax", 2018).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["FLOOR", "absorb", "page_offsets"]
+
+FLOOR: tl.constexpr = tl.constexpr(-1.0e30)
+"""The peak of a row that has seen nothing. It is finite, so that a hidden score of minus infinity
+has weight 0 and not the difference of two infinities."""
+
+
+@triton.jit
+def page_offsets(
+    blocks: tl.tensor, place: tl.tensor, valid: tl.tensor, base: tl.tensor, kv_block: tl.tensor, kv_token: tl.tensor, BLOCK: tl.constexpr
+) -> tl.tensor:
+    """Where the keys of tokens ``place [n]`` lie: the block table of the row begins at `blocks`,
+    the storage of the head at offset `base`; int64 ``[n]``, in elements. Tokens that are not valid
+    lie in the null block; `valid` may be None, for all."""
+    if valid is None:
+        block = tl.load(blocks + place // BLOCK).to(tl.int64)
+    else:
+        block = tl.load(blocks + place // BLOCK, mask=valid, other=0).to(tl.int64)
+    return base + block * kv_block + (place % BLOCK) * kv_token
+
+
+@triton.jit
+def absorb(
+    acc: tl.tensor,
+    total: tl.tensor,
+    peak: tl.tensor,
+    query: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    seen: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    MASKED: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+) -> tl.tensor:
+    """The state after ``n`` more tokens: ``query [m, d]``, ``key`` and ``value [n, d]``, ``seen [m,
+    n]`` (only if `MASKED`).
+
+    Without a cap, `scale` turns products into scores in units of log 2. With one, a score is ``cap *
+    tanh(x)``, computed as ``cap - 2 cap / (exp2(product * scale) + 1)``: `scale` includes 2 log2(e)
+    and `cap` log2(e).
+    """
+    score = tl.dot(query, tl.trans(key), input_precision="ieee")
+    if SOFT_CAP:
+        score = cap - 2.0 * cap / (tl.exp2(score * scale) + 1.0)
+    else:
+        score = score * scale
+    if MASKED:
+        score = tl.where(seen, score, float("-inf"))
+    higher = tl.maximum(peak, tl.max(score, 1))
+    weight = tl.exp2(score - higher[:, None])
+    fade = tl.exp2(peak - higher)
+    total = total * fade + tl.sum(weight, 1)
+    acc = acc * fade[:, None]
+    acc = tl.dot(weight.to(value.dtype), value, acc, input_precision="ieee")
+    return acc, total, higher

@@ -1,0 +1,120 @@
+"""Cutting a step into work for the kernels.
+
+Rows with one query token are cut into pieces on the device, see `kernels.decode`; what the host
+adds is how many pieces there can be. Rows with several are cut into tiles here: nothing of a
+recorded step depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pegboard.api.attention import AttentionStep
+from pegboard.api.kv import ChunkedLocalSpec, KVSpec, SlidingWindowSpec
+
+__all__ = ["Prompts", "StepMetadata", "most_pieces", "span_of", "tiles_of"]
+
+Ints = npt.NDArray[np.int32]
+
+
+class Prompts:
+    """The rows of a step with several query tokens, cut as the first layer that asks needs it."""
+
+    def __init__(self, step: AttentionStep, kv_heads: int, device: torch.device) -> None:
+        self._lens = (step.query_lens, step.kv_lens)
+        self._kv_heads = kv_heads
+        self._device = device
+        self._cuts: dict[int, torch.Tensor] = {}
+
+    def tiles(self, queries: int) -> torch.Tensor:
+        """int32 ``[tiles, TILE_FIELDS]`` on the device, `queries` tokens per tile."""
+        if queries not in self._cuts:
+            host = torch.from_numpy(tiles_of(*self._lens, self._kv_heads, queries))
+            self._cuts[queries] = upload(host, self._device)
+        return self._cuts[queries]
+
+
+def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device, made in the order of its work, for which the host does not wait."""
+    if device.type != "cuda":
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+@attrs.frozen(eq=False)
+class StepMetadata:
+    """What `plan` hands to every layer."""
+
+    block_table: torch.Tensor
+    pieces: torch.Tensor | None
+    """int32 ``[pieces, PIECE_FIELDS]`` on the device, if a row has one query token."""
+    prompts: Prompts | None
+    """The rows that have several, if there are any."""
+
+
+def span_of(spec: KVSpec) -> int:
+    """Tokens of the window or chunk; 1 where everything is seen."""
+    if isinstance(spec, SlidingWindowSpec):
+        return spec.window
+    return spec.chunk if isinstance(spec, ChunkedLocalSpec) else 1
+
+
+def most_pieces(step: AttentionStep, spec: KVSpec, block_size: int, tile: int, parts: int) -> int:
+    """Bound of the number of pieces, from host values that hold for every replay of the step.
+
+    A piece has at least `tile` tokens, but for the last of a row, and all pieces but those last ones
+    have at least the sum of all lengths over `parts`.
+    """
+    single = [
+        length
+        for count, length in zip(step.query_lens, step.kv_lens, strict=True)
+        if count == 1
+    ]
+    longest = max(single, default=0)
+    if spec.kind != "full":
+        longest = min(longest, span_of(spec) + block_size - 1)
+    each = max(-(-longest // tile), 1)
+    return min(len(single) * each, parts + len(single))
+
+
+def tiles_of(
+    query_lens: Sequence[int], kv_lens: Sequence[int], kv_heads: int, queries: int
+) -> Ints:
+    """``[tiles, TILE_FIELDS]`` of the rows with several query tokens, `queries` tokens per tile.
+
+    Rows with the most work come first. The tiles of one row and key head follow one another, so that
+    those that run at one time find their keys in the device's cache; the longest come first.
+    """
+    counts, lengths = np.asarray(query_lens, np.int64), np.asarray(kv_lens, np.int64)
+    rows = np.flatnonzero(counts > 1)
+    work = counts[rows] * (2 * lengths[rows] - counts[rows])
+    rows = rows[np.argsort(-work, kind="stable")]
+    starts = np.cumsum(counts) - counts
+    parts = [
+        _row_tiles(int(row), int(starts[row]), int(counts[row]), int(lengths[row]), queries)
+        for row in rows
+    ]
+    return np.concatenate([_for_heads(part, kv_heads) for part in parts])
+
+
+def _row_tiles(row: int, start: int, count: int, length: int, queries: int) -> Ints:
+    """Tiles of one row for key head 0, the last queries first."""
+    first = np.arange(0, count, queries)[::-1]
+    tiles = np.zeros((len(first), 5), np.int32)
+    tiles[:, 0] = row
+    tiles[:, 2] = start + first
+    tiles[:, 3] = np.minimum(queries, count - first)
+    tiles[:, 4] = length - count + first
+    return tiles
+
+
+def _for_heads(tiles: Ints, kv_heads: int) -> Ints:
+    """The same tiles for every key head, head after head."""
+    every = np.tile(tiles, (kv_heads, 1))
+    every[:, 1] = np.repeat(np.arange(kv_heads), len(tiles))
+    return every
