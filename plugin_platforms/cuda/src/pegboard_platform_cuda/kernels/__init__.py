@@ -1,0 +1,1 @@
+"""Triton kernels, a module per family of ops. Nothing here is imported before an op is chosen."""
