@@ -152,6 +152,7 @@ class LocalExecutor:
             "dtype": opened.model.dtype,
             "attention": [attention.backend.name for attention in opened.attention],
             "kv_layouts": [attention.layout.name for attention in opened.attention],
+            "op_versions": self._config.op_versions,
             "ops": opened.ops.choices(),
         }
 
