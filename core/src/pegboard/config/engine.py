@@ -120,7 +120,7 @@ class EngineConfig:
     )
     """Path or hub id of another checkpoint's tokeniser. None: the model's."""
     skip_tokenizer_init: bool = attrs.field(default=False, validator=_boolean)
-    """Load no tokeniser: prompts are token ids, outputs have ids and no text; stop strings and chats
+    """Load no tokeniser: prompts are token ids, outputs have ids and no text; stop strings and chat
     are refused. End ids are then those of the configuration files alone."""
     revision: str | None = attrs.field(default=None, validator=_text(optional=True))
     dtype: str = attrs.field(default="auto", converter=_dtype_name, validator=_one_of(DTYPES))
