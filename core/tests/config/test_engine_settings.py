@@ -38,6 +38,12 @@ def make(**options: Any) -> EngineConfig:
             {"enable_chunked_prefill": False, "long_prefill_token_threshold": 9},
             "long_prefill_token_threshold=9 .*: 0 while enable_chunked_prefill is False",
         ),
+        ({"skip_tokenizer_init": 1}, "skip_tokenizer_init=1 .* True or False"),
+        (
+            {"skip_tokenizer_init": True, "tokenizer": "other"},
+            "tokenizer='other' .* None while skip_tokenizer_init is True",
+        ),
+        ({"op_versions": "fast"}, "op_versions='fast' .* one of auto, plain"),
         ({"stream_interval": 0}, "stream_interval=0 .* at least 1"),
         ({"scheduler_reserve_full_isl": 1}, "True or False"),
         ({"scheduler_cls": ""}, "at least one character"),

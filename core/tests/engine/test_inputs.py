@@ -183,3 +183,12 @@ def test_a_given_seed_is_used() -> None:
     inputs = processor()
     (request,) = inputs.requests("r", inputs.tokenise("abc"), SamplingParams(seed=-4))
     assert request.seed == -4
+
+
+@pytest.mark.parametrize("place", [0, 40, 63])
+@pytest.mark.parametrize("bad", [-1, VOCABULARY, True, 2.5, "a"])
+def test_one_bad_token_among_many_is_found_by_place(place: int, bad: Any) -> None:
+    ids: list[Any] = [5] * 64
+    ids[place] = bad
+    with pytest.raises(RequestError, match=f"token {place} is {bad!r}"):
+        processor().tokenise(ids)

@@ -7,6 +7,7 @@ import torch
 
 from pegboard.api.attention import AttentionBackend, AttentionContext
 from pegboard.api.kv import KVLayout
+from pegboard.api.ops import OpVersion
 from pegboard.api.params import SamplingParams
 from pegboard.api.step import LateInputs, NewRow, StepPlan
 from pegboard.config.engine import EngineConfig
@@ -63,7 +64,11 @@ def tiny(tmp_path_factory) -> Path:
 
 def make_executor(path: Path, extra=None, **options) -> LocalExecutor:
     extra = (NULL_PLATFORM, backend()) if extra is None else extra
-    surfaces = {AttentionBackend: "attention", type(NULL_PLATFORM): "platform"}
+    surfaces = {
+        AttentionBackend: "attention",
+        OpVersion: "ops",
+        type(NULL_PLATFORM): "platform",
+    }
     board = build_board(
         environ={"VLLM_PLUGINS": ""},
         extra=[("model", TINY_FAMILY), *((surfaces[type(item)], item) for item in extra)],
@@ -142,6 +147,18 @@ def test_facts_name_what_was_chosen(executor):
     assert facts["dtype"] == "float32"
     assert facts["kv_layouts"] == ["token-major"]
     assert set(facts["ops"].values()) == {"plain"}
+    assert facts["op_versions"] == "auto"
+
+
+@pytest.mark.parametrize(("wanted", "chosen"), [("auto", "mine"), ("plain", "plain")])
+def test_plain_op_versions_leave_out_what_plugins_offer(tiny, wanted, chosen):
+    mine = OpVersion("mine", "rms_norm", "pegboard.nn.ops:rms_norm")
+    executor = make_executor(tiny, (NULL_PLATFORM, backend(), mine), op_versions=wanted)
+    executor.load()
+    facts = executor.facts()
+    executor.close()
+    assert facts["op_versions"] == wanted
+    assert facts["ops"]["rms_norm"] == chosen
 
 
 def test_without_any_platform_the_error_says_what_is_missing(tiny):

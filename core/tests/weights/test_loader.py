@@ -8,7 +8,7 @@ import torch
 from pegboard.api.model import Parallel, RowOrder, WeightMap, WeightRule
 from pegboard.api.quant import ParamSpec
 from pegboard.errors import CheckpointError, ConfigError, PluginError
-from pegboard.weights import ResolvedWeights, load_weights, loader
+from pegboard.weights import ResolvedWeights, load_weights, loader, random
 
 CPU = torch.device("cpu")
 F32 = "float32"
@@ -265,3 +265,18 @@ def test_random_weights_are_small_reproducible_and_the_same_for_any_number_of_ra
         assert whole[part].abs().max() <= 1.01e-3
         assert whole[part].float().std() > 4e-4
     assert not torch.equal(whole[0].float(), whole[1].to(torch.bfloat16).float())
+
+
+def test_random_weights_are_uniform_and_the_same_whatever_is_made_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape = (300, 1000)
+    found = {name: random.random_weight(name, shape, torch.float32, CPU) for name in "ab"}
+    monkeypatch.setattr(random, "_TILES", {"cpu": 777})
+    assert torch.equal(random.random_weight("a", shape, torch.float32, CPU), found["a"])
+    counts = torch.histc(found["a"], 20, -random.DUMMY_RANGE, random.DUMMY_RANGE)
+    assert (counts / counts.mean() - 1).abs().max() < 0.05
+    rows = torch.stack(
+        [found["a"].flatten()[1:], found["a"].flatten()[:-1], found["b"].flatten()[1:]]
+    )
+    assert torch.corrcoef(rows).fill_diagonal_(0).abs().max() < 0.01

@@ -23,6 +23,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LOAD_FORMATS = ("auto", "dummy")
+OP_VERSIONS = ("auto", "plain")
 STATE_MODES = ("auto", "none", "align", "all")
 POLICIES = ("fcfs", "priority", "lpm")
 MOST_SEQS = 1 << 16
@@ -118,6 +119,9 @@ class EngineConfig:
         default=None, converter=_path_text, validator=_text(optional=True)
     )
     """Path or hub id of another checkpoint's tokeniser. None: the model's."""
+    skip_tokenizer_init: bool = attrs.field(default=False, validator=_boolean)
+    """Load no tokeniser: prompts are token ids, outputs have ids and no text; stop strings and chat
+    are refused. End ids are then those of the configuration files alone."""
     revision: str | None = attrs.field(default=None, validator=_text(optional=True))
     dtype: str = attrs.field(default="auto", converter=_dtype_name, validator=_one_of(DTYPES))
     """Compute dtype. ``auto``: the checkpoint's, as far as the device supports it."""
@@ -179,6 +183,9 @@ class EngineConfig:
     """Seeds the draws of requests that bring no seed of their own."""
     platform: str | None = attrs.field(default=None, validator=_text(optional=True))
     attention_backend: str | None = attrs.field(default=None, validator=_text(optional=True))
+    op_versions: str = attrs.field(default="auto", validator=_one_of(OP_VERSIONS))
+    """Which versions of the ops of `pegboard.nn.ops` run. ``auto``: of each the fastest that fits.
+    ``plain``: the core's own everywhere, which are the oracle of the others."""
     chat_template: str | None = attrs.field(
         default=None, converter=_path_text, validator=_text(optional=True)
     )
@@ -208,6 +215,8 @@ class EngineConfig:
                 "True while kv_events_config enables events, for they tell what the cache holds",
             )
         self._check_prefills()
+        if self.skip_tokenizer_init and self.tokenizer is not None:
+            raise _reject("tokenizer", self.tokenizer, "None while skip_tokenizer_init is True")
         if self.scheduling_policy == "lpm" and not self.enable_prefix_caching:
             raise _reject(
                 "scheduling_policy", "lpm", "fcfs or priority while enable_prefix_caching is False"

@@ -118,7 +118,7 @@ def _understand(
     quantised = _is_quantised(checkpoint)
     dtype = choose_dtype(config.dtype, facts.stored_dtype, quantised, supported)
     max_model_len = choose_max_model_len(config.max_model_len, facts)
-    tokenizer, problem = _tokenizer(checkpoint)
+    tokenizer, problem = _tokenizer(checkpoint, config)
     return ResolvedModel(
         path=checkpoint.path,
         checkpoint=checkpoint,
@@ -180,11 +180,13 @@ def _family_config(family: ModelFamily, architecture: str, checkpoint: Checkpoin
     return family_config
 
 
-def _tokenizer(checkpoint: Checkpoint) -> tuple[TokenizerSpec | None, str]:
+def _tokenizer(checkpoint: Checkpoint, config: EngineConfig) -> tuple[TokenizerSpec | None, str]:
     """The tokeniser, or why there is none: token ids can be given without it.
 
-    One that is there and broken is a fault of the checkpoint.
+    One that is there and broken is a fault of the checkpoint, if it is to be loaded.
     """
+    if config.skip_tokenizer_init:
+        return None, "skip_tokenizer_init=True"
     try:
         return checkpoint.tokenizer(), ""
     except UnsupportedError as error:

@@ -155,11 +155,12 @@ def _steps_in_flight(config: EngineConfig, executor: Executor, scheduler: Schedu
 
 
 def load_tokenizer(board: Board, config: EngineConfig, model: ResolvedModel) -> Tokenizer | None:
-    """The tokeniser of ``config.tokenizer``, else the model's; None, with a warning, if it has
-    none."""
+    """The tokeniser of ``config.tokenizer``, else the model's; None if it is not wanted or, with a
+    warning, if there is none."""
     if config.tokenizer is not None:
         return Tokenizer.from_spec(open_tokenizer(board, config.tokenizer))
     if model.tokenizer is None:
-        get_logger("pegboard.engine").warning("no tokeniser", reason=model.tokenizer_problem)
+        if not config.skip_tokenizer_init:
+            get_logger("pegboard.engine").warning("no tokeniser", reason=model.tokenizer_problem)
         return None
     return Tokenizer.from_spec(model.tokenizer)

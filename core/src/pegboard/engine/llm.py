@@ -164,7 +164,10 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokeniser."""
         if self._tokenizer is None:
-            raise RequestError("this checkpoint has no tokeniser; give token ids", field="prompt")
+            why = self.model.tokenizer_problem
+            raise RequestError(
+                f"this engine has no tokeniser ({why}); give token ids", field="prompt"
+            )
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:

@@ -157,6 +157,7 @@ class LocalExecutor:
             "dtype": opened.model.dtype,
             "attention": [attention.backend.name for attention in opened.attention],
             "kv_layouts": [attention.layout.name for attention in opened.attention],
+            "op_versions": self._config.op_versions,
             "ops": opened.ops.choices(),
             **(self._runner.recorded() if self._runner is not None else {}),
         }

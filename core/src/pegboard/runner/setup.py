@@ -53,7 +53,6 @@ def open_device(board: Board, config: EngineConfig, resolved: ResolvedModel) -> 
     runtime: DeviceRuntime = platform.runtime.load()(0)
     model = resolved.on_device(config, runtime.device.dtypes())
     groups = form_groups(model.facts.kv_slots, config.block_size)
-    ops = OpTable.choose(board.registry("ops"), platform=platform.name, dtype=model.dtype)
     kernels = _Kernels(board, config, platform.name, runtime, model)
     return OpenedDevice(
         platform=platform.name,
@@ -62,8 +61,15 @@ def open_device(board: Board, config: EngineConfig, resolved: ResolvedModel) -> 
         model=model,
         groups=groups,
         attention=kernels.make_all(groups),
-        ops=ops,
+        ops=_ops(board, config, platform.name, model.dtype),
     )
+
+
+def _ops(board: Board, config: EngineConfig, platform: str, dtype: str) -> OpTable:
+    """The table that ``config.op_versions`` asks for."""
+    if config.op_versions == "plain":
+        return OpTable.plain()
+    return OpTable.choose(board.registry("ops"), platform=platform, dtype=dtype)
 
 
 def _platform(board: Board, config: EngineConfig) -> Platform:

@@ -7,7 +7,6 @@ filled.
 
 from __future__ import annotations
 
-import zlib
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -25,6 +24,7 @@ from pegboard.weights.plan import (
     plan_load,
     stored_bytes,
 )
+from pegboard.weights.random import random_weight
 from pegboard.weights.resolve import Found, ResolvedWeights
 
 __all__ = ["Progress", "fill_dummy", "load_weights"]
@@ -36,8 +36,6 @@ _TILE_BYTES = 32 * 1024 * 1024
 _RELEASE_BYTES = 2 * 1024 * 1024
 """What was read between two releases of freed memory: the C library would keep the host's copies
 resident beside the weights."""
-_DUMMY_RANGE = 1e-3
-_DUMMY_SEED = 1234
 
 
 def load_weights(
@@ -195,10 +193,8 @@ def _random(piece: Piece, device: torch.device) -> torch.Tensor:
     if piece.spec.dtype not in FLOATS:
         return torch.zeros(piece.shape, dtype=dtype, device=device)
     name = f"{piece.prefix}.{piece.part}.{piece.spec.name}"
-    generator = torch.Generator().manual_seed(_DUMMY_SEED + zlib.crc32(name.encode()))
-    whole = torch.empty(piece.spec.shape).uniform_(-_DUMMY_RANGE, _DUMMY_RANGE, generator=generator)
-    if piece.shard is not None:
-        whole = whole.narrow(
-            piece.shard.axis, piece.shard.start, piece.shard.stop - piece.shard.start
-        )
-    return whole.to(device=device, dtype=dtype, copy=True)
+    whole = random_weight(name, piece.spec.shape, dtype, device)
+    if piece.shard is None:
+        return whole
+    shard = whole.narrow(piece.shard.axis, piece.shard.start, piece.shard.stop - piece.shard.start)
+    return shard.clone(memory_format=torch.contiguous_format)
