@@ -12,6 +12,7 @@ from pegboard.api.model import ModelFamily
 from pegboard.config import EngineConfig
 from pegboard.config.model import resolve_model
 from pegboard.errors import CheckpointError, MissingPluginError
+from pegboard.nn import OpTable
 from pegboard.plugins import Board, build_board
 from pegboard.weights import load_model
 
@@ -36,7 +37,7 @@ def build(board: Board) -> Build:
             model,
             device=torch.device("cpu"),
             dtype=getattr(torch, model.dtype),
-            ops=None,
+            ops=OpTable.plain(),
             platform_facts={},
             progress=progress,
         )
