@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pegboard.api.attention import AttentionKernel
     from pegboard.api.kv import KVTensors
-    from pegboard.api.quant import LayerSpec, LinearMethod, SourceTensor
+    from pegboard.api.quant import LayerMethod, LayerSpec, SourceTensor
 
 __all__ = [
     "Abilities",
@@ -134,8 +134,9 @@ class RowOrder(Protocol):
 class WeightRule:
     """Stored tensors ``<source>.<suffix>`` fill part `part` of module `target`.
 
-    ``{i}`` stands for a layer number in both names. Suffixes (``weight``, ``bias``, scales) are
-    those that the module and its quantisation method declare.
+    ``{i}`` stands for a layer number in both names, ``{e}`` in the source for the number of an
+    expert. Suffixes (``weight``, ``bias``, scales) are those that the module and its quantisation
+    method declare.
     """
 
     source: str
@@ -145,6 +146,9 @@ class WeightRule:
     offset: float = 0.0
     """Added to every element, in the dtype that the module declares: for norms whose weights are
     stored as their distance from 1."""
+    experts: int = 0
+    """How many experts ``{e}`` counts: each has a tensor of its own, which goes to its place in a
+    stack (`ParamSpec.stacked`). 0: the source has no ``{e}``."""
 
 
 @attrs.frozen
@@ -181,7 +185,7 @@ class BuildContext:
     device: torch.device
     ops: Any
     """`pegboard.nn.OpTable`."""
-    method: Callable[[LayerSpec], LinearMethod]
+    method: Callable[[LayerSpec], LayerMethod]
     """Gives every layer its weight owner (quantisation applied)."""
     sources: Callable[[str, int], Sequence[tuple[SourceTensor, ...]]]
     """``(target prefix, parts)`` → stored tensors per part."""
@@ -223,7 +227,9 @@ class Batch:
     adapters: torch.Tensor | None = None
     """int32 [T]: adapter of each token, -1 for none."""
     taps: Mapping[str, torch.Tensor] = attrs.field(factory=dict)
-    """Preallocated places that a model fills on request (hidden states, routed experts)."""
+    """Preallocated places that a model fills on request. ``routed_experts``, int32 ``[layers, at
+    least T, k]``: the experts that each token was sent to, the likeliest first; rows of layers that
+    are no mixture, and those after T, are left as they are."""
     extras: Mapping[str, torch.Tensor] = attrs.field(factory=dict)
 
 

@@ -5,7 +5,8 @@ Called by: `pegboard.nn` while a model is built (`Quantizer.method`), by the wei
 `finalise`), and in every step (`apply`, `lookup`). All of it in the process that holds the device.
 
 A layer has one weight owner, its method. A layer may be a stack of parts (q, k and v; gate and up)
-and the parts may be stored in different types; the method sees the whole stack.
+and the parts may be stored in different types; the method sees the whole stack. All experts of a
+mixture are one layer, of kind ``"experts"``, whose owner is an `ExpertsMethod`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "ExpertsMethod",
     "LayerKind",
+    "LayerMethod",
     "LayerSpec",
     "LinearMethod",
     "ParallelRole",
@@ -87,11 +90,15 @@ class LayerSpec:
     kind: LayerKind
     in_features: int
     part_sizes: tuple[int, ...]
-    """Output features of each part, over all ranks; rows of an embedding."""
+    """Output features of each part, over all ranks; rows of an embedding. Experts have three parts,
+    gate, up and down; the inputs of down are the outputs of gate, not `in_features`."""
     role: ParallelRole = "replicated"
     rank: int = 0
     world: int = 1
     experts: int = 0
+    """How many experts the layer holds; 0 for a layer of another kind."""
+    activation: str = ""
+    """Of experts: the op ``<activation>_mul`` joins gate and up, e.g. ``"silu"``."""
     tied: bool = False
     """An embedding that is the output head too: `lookup` and `apply` will both be called."""
     sources: tuple[tuple[SourceTensor, ...], ...] = ()
@@ -112,6 +119,9 @@ class ParamSpec:
     shard_axis: int | None = None
     granule: int = 1
     """A shard starts and ends at a multiple of this many elements of `shard_axis`."""
+    stacked: bool = False
+    """Axis 0 counts experts. A checkpoint has one tensor of this shape, or one for each expert
+    without that axis, which the loader puts in its place."""
 
 
 class LinearMethod(Protocol):
@@ -158,11 +168,70 @@ class LinearMethod(Protocol):
         ...
 
 
+class ExpertsMethod(Protocol):
+    """Computes with the weights of all experts of one mixture: parts gate, up and down.
+
+    As with `LinearMethod`, the layer holds the parameters and hands them back in every call.
+    """
+
+    def parameters(self, part: int) -> tuple[ParamSpec, ...]:
+        """Tensors that part number `part` needs, those of experts `ParamSpec.stacked`."""
+        ...
+
+    def allocate(self, device: torch.device) -> Mapping[str, Any]:
+        """Runtime parameters before the first load, their contents undefined.
+
+        The loader fills them tensor by tensor through `place`, so that a mixture is never held
+        twice. May be empty if nothing can be filled that way.
+        """
+        ...
+
+    def place(self, params: Mapping[str, Any], part: int, name: str) -> torch.Tensor | None:
+        """Where among the runtime parameters the loader may write tensor `name` of a part: memory
+        of the shape (this rank's shard) and dtype of its `ParamSpec`. None: nowhere, so that it is
+        delivered in memory of its own."""
+        ...
+
+    def finalise(
+        self, loaded: Mapping[str, Sequence[torch.Tensor]], runtime: Mapping[str, Any] | None
+    ) -> Mapping[str, Any]:
+        """Make runtime parameters complete.
+
+        As `LinearMethod.finalise`; `runtime` is also given in a first load through `place`, what
+        lies in its place already is the same memory in `loaded`.
+        """
+        ...
+
+    def apply(
+        self,
+        params: Mapping[str, Any],
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """The weighted sum of what the chosen experts make of each row: ``x [rows, in] -> [rows,
+        in]`` in the dtype of `x`.
+
+        ``weights float32 [rows, k]``, ``ids int32 [rows, k]`` from 0 to ``experts - 1``, as the op
+        ``moe_route`` gives them.
+        """
+        ...
+
+    def dequantise(self, params: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """``gate_up float32 [experts, 2 inner, in]`` and ``down float32 [experts, in, inner]``: the
+        oracle of `apply`, with the op ``moe_experts``."""
+        ...
+
+
+LayerMethod = LinearMethod | ExpertsMethod
+
+
 class Quantizer(Protocol):
     """Chooses a method per layer."""
 
-    def method(self, layer: LayerSpec) -> LinearMethod | None:
-        """The method for `layer`, or None to leave it to the plain one.
+    def method(self, layer: LayerSpec) -> LayerMethod | None:
+        """The method for `layer` (an `ExpertsMethod` for one of kind ``"experts"``), or None to
+        leave it to the plain one.
 
         Raises `UnsupportedError` naming the layer and the type if the layer is quantised in a way
         it cannot serve.

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     )
     from pegboard.nn.config import HF_HARMLESS, HF_HARMLESS_PREFIXES, ConfigReader
     from pegboard.nn.layers import Embedding, Head, Linear, RMSNorm
+    from pegboard.nn.moe import Experts, MoE
     from pegboard.nn.ops import OPS, Op
     from pegboard.nn.optable import OpTable
-    from pegboard.nn.plain import PlainMethod
+    from pegboard.nn.plain import PlainExperts, PlainMethod, plain_method
     from pegboard.nn.recurrent import ConvWeight, RecurrentBlock
     from pegboard.nn.recurrent_shape import RecurrentShape
     from pegboard.nn.rope import Rope
@@ -42,12 +43,15 @@ __all__ = [
     "Decoder",
     "DecoderLayer",
     "Embedding",
+    "Experts",
     "GatedMLP",
     "Head",
     "Linear",
+    "MoE",
     "NormedAfter",
     "Op",
     "OpTable",
+    "PlainExperts",
     "PlainMethod",
     "RMSNorm",
     "RecurrentBlock",
@@ -55,6 +59,7 @@ __all__ = [
     "Rope",
     "RopeConfig",
     "Weighted",
+    "plain_method",
     "read_rope",
 ]
 
@@ -70,12 +75,15 @@ _HOMES = {
     "Decoder": "blocks",
     "DecoderLayer": "blocks",
     "Embedding": "layers",
+    "Experts": "moe",
     "GatedMLP": "blocks",
     "Head": "layers",
     "Linear": "layers",
+    "MoE": "moe",
     "NormedAfter": "blocks",
     "Op": "ops",
     "OpTable": "optable",
+    "PlainExperts": "plain",
     "PlainMethod": "plain",
     "RMSNorm": "layers",
     "RecurrentBlock": "recurrent",
@@ -83,6 +91,7 @@ _HOMES = {
     "Rope": "rope",
     "RopeConfig": "rope_config",
     "Weighted": "weighted",
+    "plain_method": "plain",
     "read_rope": "rope_config",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -13,10 +13,10 @@ from pegboard.errors import UnsupportedError
 from pegboard.nn.plain import shard_axis
 from pegboard.nn.weighted import Weighted, dtype_name
 
-__all__ = ["Embedding", "Head", "Linear", "RMSNorm"]
+__all__ = ["Embedding", "Head", "Linear", "RMSNorm", "layer_spec"]
 
 
-def _layer_spec(
+def layer_spec(
     ctx: BuildContext,
     prefix: str,
     kind: LayerKind,
@@ -47,7 +47,7 @@ class _Owned(Weighted):
     def __init__(self, ctx: BuildContext, layer: LayerSpec) -> None:
         super().__init__(layer.prefix)
         self.layer = layer
-        self.method: LinearMethod = ctx.method(layer)
+        self.method = cast("LinearMethod", ctx.method(layer))
 
     def wanted(self) -> tuple[tuple[int, ParamSpec], ...]:
         parts = range(len(self.layer.part_sizes))
@@ -74,7 +74,7 @@ class Linear(_Owned):
         *,
         bias: bool = False,
     ) -> None:
-        super().__init__(ctx, _layer_spec(ctx, prefix, "linear", (in_features, parts), role=role))
+        super().__init__(ctx, layer_spec(ctx, prefix, "linear", (in_features, parts), role=role))
         self.bias: torch.Tensor | None = None
         self._bias_dtype = dtype_name(ctx.dtype) if bias else None
 
@@ -124,7 +124,7 @@ class Embedding(_Owned):
         scale: float | None = None,
     ) -> None:
         sizes = (hidden_size, vocab_size)
-        super().__init__(ctx, _layer_spec(ctx, prefix, "embedding", sizes, role="vocab", tied=tied))
+        super().__init__(ctx, layer_spec(ctx, prefix, "embedding", sizes, role="vocab", tied=tied))
         self.scale = None if scale is None else torch.tensor(scale).to(ctx.dtype).item()
 
     def forward(self, ids: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -155,7 +155,7 @@ class Head(_Owned):
     ) -> None:
         if tied is None:
             sizes = (hidden_size, vocab_size)
-            super().__init__(ctx, _layer_spec(ctx, prefix, "head", sizes, role="vocab"))
+            super().__init__(ctx, layer_spec(ctx, prefix, "head", sizes, role="vocab"))
         else:
             Weighted.__init__(self, prefix)
             self.layer, self.method = tied.layer, tied.method

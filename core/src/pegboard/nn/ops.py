@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from pegboard.nn.cache_ops import qk_norm_rope_store, store_kv
+from pegboard.nn.moe_ops import moe_experts, moe_route
 from pegboard.sampling.choose import choose
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "choose",
     "gelu_tanh_mul",
     "linear",
+    "moe_experts",
+    "moe_route",
     "qk_norm_rope_store",
     "rms_norm",
     "rope",
@@ -133,6 +136,8 @@ OPS: Mapping[str, Op] = MappingProxyType(
             Op("choose", choose, _ROUNDING),
             Op("gelu_tanh_mul", gelu_tanh_mul, _ROUNDING),
             Op("linear", linear, _ROUNDING),
+            Op("moe_experts", moe_experts, _ROUNDING),
+            Op("moe_route", moe_route, _ROUNDING),
             Op("qk_norm_rope_store", qk_norm_rope_store, _ROUNDING),
             Op("rms_norm", rms_norm, _ROUNDING),
             Op("rope", rope, _ROUNDING),

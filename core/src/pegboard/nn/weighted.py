@@ -54,6 +54,13 @@ class Weighted(torch.nn.Module, ABC):
             raise CheckpointError(f"{self.prefix}: wants tensors {counts}, got {given}")
         self.take(loaded)
 
+    def place(self, part: int, name: str, device: torch.device) -> torch.Tensor | None:
+        """Memory of the shape (this rank's shard) and dtype of tensor `name` of a part, where the
+        loader may write it; it is delivered all the same. None where there is no such place: it is
+        delivered in memory of its own, which the leaf may keep.
+        """
+        return None
+
     @abstractmethod
     def take(self, loaded: Mapping[str, Sequence[torch.Tensor]]) -> None:
         """Turn delivered tensors into `runtime`: the half of `finalise` that a leaf writes."""

@@ -13,7 +13,7 @@ from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel
 from pegboard.errors import PluginError
 from pegboard.logging import get_logger
-from pegboard.nn import PlainMethod
+from pegboard.nn import plain_method
 from pegboard.weights.loader import Progress, fill_dummy, load_weights
 from pegboard.weights.methods import method_chooser
 from pegboard.weights.resolve import ResolvedWeights
@@ -68,7 +68,7 @@ def load_model(
             dtype=str(dtype).removeprefix("torch."),
             platform_facts=platform_facts,
             quantization=config.quantization,
-            plain=lambda layer: PlainMethod(layer, dtype, ops["linear"]),
+            plain=lambda layer: plain_method(layer, dtype, ops),
         ),
         sources=_no_sources if dummy else resolved.sources,
         parallel=parallel,

@@ -2,13 +2,14 @@
 
 A tensor goes from the file to its place on the device in tiles of rows; conversion happens on the
 way. On the host stand at most one tile and, where the device is the host, the layer that is being
-filled.
+filled. Where a layer has a place for a tensor (`Weighted.place`), it goes there and nowhere else.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import torch
 
@@ -20,6 +21,7 @@ from pegboard.weights.plan import (
     LeafPlan,
     Piece,
     delivered,
+    of_experts,
     plan_leaves,
     plan_load,
     stored_bytes,
@@ -31,6 +33,9 @@ __all__ = ["Progress", "fill_dummy", "load_weights"]
 
 Progress = Callable[[int, int], None]
 """``(bytes done, bytes in all)``; called after each layer, the last time with both equal."""
+
+_Maker = Callable[[Piece, "torch.Tensor | None"], torch.Tensor]
+"""Makes a piece's tensor: in the place that is given, which it gives back, or in fresh memory."""
 
 _TILE_BYTES = 32 * 1024 * 1024
 _RELEASE_BYTES = 2 * 1024 * 1024
@@ -56,7 +61,7 @@ def load_weights(
     total, done, released = plan.total_bytes, 0, 0
     for leaf in plan.leaves:
         if leaf.pieces:
-            _fill(leaf, lambda piece: _read(piece, device))
+            _fill(leaf, device, lambda piece, place: _read(piece, place, device))
         done += sum(map(stored_bytes, leaf.pieces))
         if done - released >= _RELEASE_BYTES or done == total > released:
             release_free_memory()
@@ -75,25 +80,52 @@ def fill_dummy(
     of ranks.
     """
     for leaf in plan_leaves(model, parallel or Parallel()):
-        if leaf.pieces:
-            _fill(leaf, lambda piece: _random(piece, device))
+        pieces = tuple(one for piece in leaf.pieces for one in of_experts(piece))
+        if pieces:
+            plan = LeafPlan(leaf.leaf, pieces)
+            _fill(plan, device, lambda piece, place: _random(piece, place, device))
 
 
-def _fill(leaf: LeafPlan, make: Callable[[Piece], torch.Tensor]) -> None:
+def _fill(leaf: LeafPlan, device: torch.device, make: _Maker) -> None:
     """Make all tensors of a layer and hand them over, one per part and name, parts in order."""
     loaded: dict[str, list[torch.Tensor]] = defaultdict(list)
-    for piece in sorted(leaf.pieces, key=lambda piece: piece.part):
-        loaded[piece.spec.name].append(make(piece))
+    for (part, name), group in groupby(sorted(leaf.pieces, key=_parameter), _parameter):
+        place = leaf.leaf.place(part, name, device)
+        loaded[name].append(_deliver(tuple(group), place, device, make))
     leaf.leaf.finalise(loaded)
     if not leaf.leaf.loaded():
         raise PluginError(f"{leaf.leaf.prefix}: not loaded after all its tensors were given")
 
 
-def _read(piece: Piece, device: torch.device) -> torch.Tensor:
+def _parameter(piece: Piece) -> tuple[int, str]:
+    return piece.part, piece.spec.name
+
+
+def _deliver(
+    pieces: Sequence[Piece], place: torch.Tensor | None, device: torch.device, make: _Maker
+) -> torch.Tensor:
+    """One parameter, from the one piece of it or from those of its experts."""
+    first = pieces[0]
+    stack = first.shape if first.expert is None else (len(pieces), *first.shape)
+    dtype = getattr(torch, first.spec.dtype)
+    if place is not None and (tuple(place.shape), place.dtype) != (stack, dtype):
+        raise PluginError(
+            f"{first.prefix}: the place for {first.spec.name!r} of part {first.part} is "
+            f"{place.dtype} {list(place.shape)}, declared are {dtype} {list(stack)}"
+        )
+    if first.expert is None:
+        return make(first, place)
+    target = torch.empty(stack, dtype=dtype, device=device) if place is None else place
+    for piece in pieces:
+        make(piece, target[piece.expert])
+    return target
+
+
+def _read(piece: Piece, place: torch.Tensor | None, device: torch.device) -> torch.Tensor:
     """This rank's shard of one parameter, on the device, in the dtype it declares."""
     found = piece.found
     assert found is not None
-    values = _stored(piece, found, device)
+    values = _stored(piece, found, place, device)
     if not found.offset:
         return values
     if not values.is_floating_point():
@@ -104,10 +136,12 @@ def _read(piece: Piece, device: torch.device) -> torch.Tensor:
     return values.add_(found.offset)
 
 
-def _stored(piece: Piece, found: Found, device: torch.device) -> torch.Tensor:
-    """The shard as the checkpoint has it, in fresh memory."""
-    dtype = getattr(torch, piece.spec.dtype)
-    direct = device.type == "cpu" and delivered(found.tensor)[1] == piece.spec.dtype
+def _stored(
+    piece: Piece, found: Found, place: torch.Tensor | None, device: torch.device
+) -> torch.Tensor:
+    """The shard as the checkpoint has it, in its place or in fresh memory."""
+    same = delivered(found.tensor)[1] == piece.spec.dtype
+    direct = place is None and device.type == "cpu" and same
     across = piece.shard is not None and piece.shard.axis > 0
     if direct and not across and found.row_order is None:
         return (
@@ -115,10 +149,13 @@ def _stored(piece: Piece, found: Found, device: torch.device) -> torch.Tensor:
             if piece.shape
             else _scalar(piece)
         )
+    target = place
+    if target is None:
+        dtype = getattr(torch, piece.spec.dtype)
+        target = torch.empty(piece.shape, dtype=dtype, device=device)
     if not piece.shape:
-        return _scalar(piece).to(device=device, dtype=dtype)
-    target = torch.empty(piece.shape, dtype=dtype, device=device)
-    if found.row_order is not None:
+        _copy(piece, _scalar(piece), target)
+    elif found.row_order is not None:
         _copy(piece, _reordered(piece, found), target)
     else:
         _copy_tiles(piece, found, target)
@@ -188,13 +225,18 @@ def _copy(piece: Piece, rows: torch.Tensor, target: torch.Tensor) -> None:
         )
 
 
-def _random(piece: Piece, device: torch.device) -> torch.Tensor:
+def _random(piece: Piece, place: torch.Tensor | None, device: torch.device) -> torch.Tensor:
     dtype = getattr(torch, piece.spec.dtype)
     if piece.spec.dtype not in FLOATS:
-        return torch.zeros(piece.shape, dtype=dtype, device=device)
+        found = torch.empty(piece.shape, dtype=dtype, device=device) if place is None else place
+        return found.zero_()
     name = f"{piece.prefix}.{piece.part}.{piece.spec.name}"
+    name += "" if piece.expert is None else f".{piece.expert}"
     whole = random_weight(name, piece.spec.shape, dtype, device)
-    if piece.shard is None:
-        return whole
-    shard = whole.narrow(piece.shard.axis, piece.shard.start, piece.shard.stop - piece.shard.start)
-    return shard.clone(memory_format=torch.contiguous_format)
+    if piece.shard is not None:
+        whole = whole.narrow(
+            piece.shard.axis, piece.shard.start, piece.shard.stop - piece.shard.start
+        )
+    if place is not None:
+        return place.copy_(whole)
+    return whole if piece.shard is None else whole.clone(memory_format=torch.contiguous_format)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pegboard.api.checkpoint import PLAIN_TYPES, Checkpoint
-from pegboard.api.quant import LayerSpec, LinearMethod, QuantContext, QuantFormat, Quantizer
+from pegboard.api.quant import LayerMethod, LayerSpec, QuantContext, QuantFormat, Quantizer
 from pegboard.errors import CheckpointError, ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def method_chooser(
     dtype: str,
     platform_facts: Mapping[str, Any],
     quantization: str | None = None,
-    plain: Callable[[LayerSpec], LinearMethod],
+    plain: Callable[[LayerSpec], LayerMethod],
 ) -> MethodChooser:
     """The chooser for one model.
 
@@ -91,7 +91,7 @@ class MethodChooser:
         path: str,
         context: QuantContext,
         whole: QuantFormat | None,
-        plain: Callable[[LayerSpec], LinearMethod],
+        plain: Callable[[LayerSpec], LayerMethod],
     ) -> None:
         self._board = board
         self._path = path
@@ -100,7 +100,7 @@ class MethodChooser:
         self._plain = plain
         self._quantizers: dict[str, Quantizer] = {}
 
-    def __call__(self, layer: LayerSpec) -> LinearMethod:
+    def __call__(self, layer: LayerSpec) -> LayerMethod:
         """The method for `layer`.
 
         Raises `MissingPluginError` naming the layer and what would provide its type,

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 
     from pegboard.nn import Weighted
 
-__all__ = ["LeafPlan", "LoadPlan", "Piece", "Shard", "plan_leaves", "plan_load", "shard_of"]
+__all__ = [
+    "LeafPlan",
+    "LoadPlan",
+    "Piece",
+    "Shard",
+    "of_experts",
+    "plan_leaves",
+    "plan_load",
+    "shard_of",
+]
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 _NAMED = 5
@@ -48,6 +57,9 @@ class Piece:
     shard: Shard | None = None
     found: Found | None = None
     """None while only random weights are wanted."""
+    expert: int | None = None
+    """Its place in the stack of experts that the layer declared; `spec` and `shard` are those of
+    one expert then. None: all of a parameter."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -166,7 +178,8 @@ def plan_load(
     used: set[str] = set()
     leaves = []
     for leaf in plan_leaves(model, parallel or Parallel()):
-        pieces = [_look_up(piece, resolved, missing, wrong) for piece in leaf.pieces]
+        whole = (of_experts(piece, resolved) for piece in leaf.pieces)
+        pieces = [_look_up(piece, resolved, missing, wrong) for some in whole for piece in some]
         used.update(piece.found.tensor.name for piece in pieces if piece.found is not None)
         leaves.append(LeafPlan(leaf.leaf, tuple(pieces)))
     unexpected = resolved.unexpected(used)
@@ -180,13 +193,38 @@ def plan_load(
     return LoadPlan(tuple(leaves), resolved.skipped(used))
 
 
+def of_experts(piece: Piece, resolved: ResolvedWeights | None = None) -> Iterator[Piece]:
+    """A stack as pieces of one expert each, where that is how `resolved` has it (None: it is); any
+    other piece as it is."""
+    name, part = piece.spec.name, piece.part
+    whole = resolved is not None and (
+        resolved.find(piece.prefix, part, name) is not None
+        or not resolved.experts(piece.prefix, part)
+    )
+    if not piece.spec.stacked or whole:
+        yield piece
+        return
+    axis, shard = piece.spec.shard_axis, piece.shard
+    assert axis != 0, "experts are not shared out along the axis that counts them"
+    spec = attrs.evolve(
+        piece.spec,
+        shape=piece.spec.shape[1:],
+        shard_axis=None if axis is None else axis - 1,
+        stacked=False,
+    )
+    part_of = None if shard is None else attrs.evolve(shard, axis=shard.axis - 1)
+    for expert in range(piece.spec.shape[0]):
+        yield attrs.evolve(piece, spec=spec, shard=part_of, expert=expert)
+
+
 def _look_up(
     piece: Piece, resolved: ResolvedWeights, missing: list[str], wrong: list[str]
 ) -> Piece:
     """`piece` with its stored tensor; faults are added to the lists."""
-    found = resolved.find(piece.prefix, piece.part, piece.spec.name)
+    place = (piece.prefix, piece.part, piece.spec.name, piece.expert)
+    found = resolved.find(*place)
     if found is None:
-        names = resolved.expected_names(piece.prefix, piece.part, piece.spec.name)
+        names = resolved.expected_names(*place)
         stored = (
             " or ".join(map(repr, names)) or "a tensor that the family's weight map does not name"
         )

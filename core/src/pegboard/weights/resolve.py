@@ -1,6 +1,7 @@
 """From a family's weight map to the tensors of one checkpoint, and the account of both sides.
 
-The map is data (`pegboard.api.model.WeightMap`); here its ``{i}`` rules are expanded, stored
+The map is data (`pegboard.api.model.WeightMap`); here its ``{i}`` rules are expanded (``{e}`` stays
+until an expert is asked for), stored
 tensors are found for the parts of layers, and every stored tensor that nothing took is either
 skipped for a stated reason or named as a fault.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 import attrs
@@ -38,6 +39,19 @@ class _Origin:
     module: str
     row_order: RowOrder | None
     offset: float
+    experts: int
+    """``{e}`` in `module` counts so many; 0 if it has none."""
+
+    def modules(self) -> Iterator[str]:
+        """The name of the one module, or those of all experts."""
+        if not self.experts:
+            yield self.module
+        for expert in range(self.experts):
+            yield self.of(expert)
+
+    def of(self, expert: int) -> str:
+        """The name of one expert's module."""
+        return self.module.replace("{e}", str(expert))
 
 
 class ResolvedWeights:
@@ -64,30 +78,46 @@ class ResolvedWeights:
             tuple(
                 SourceTensor(tensor.name, tensor.stored_type, tuple(tensor.shape))
                 for origin in self._origins.get((prefix, part), ())
-                for _, tensor in sorted(self._by_module.get(origin.module, {}).items())
+                for module in origin.modules()
+                for _, tensor in sorted(self._by_module.get(module, {}).items())
             )
             for part in range(parts)
         )
 
-    def find(self, prefix: str, part: int, name: str) -> Found | None:
-        """The stored tensor for parameter `name` of a part, or None if the checkpoint has none.
+    def experts(self, prefix: str, part: int) -> int:
+        """How many experts have tensors of their own for a part, by the weight map; 0: none do."""
+        origins = self._origins.get((prefix, part), ())
+        return max((origin.experts for origin in origins), default=0)
+
+    def find(self, prefix: str, part: int, name: str, expert: int | None = None) -> Found | None:
+        """The stored tensor for parameter `name` of a part, or of one expert of it, or None if the
+        checkpoint has none.
 
         Raises `CheckpointError` if it has two.
         """
         found = [
             Found(tensors[name], origin.row_order, origin.offset)
-            for origin in self._origins.get((prefix, part), ())
-            if name in (tensors := self._by_module.get(origin.module, {}))
+            for origin, module in self._modules(prefix, part, expert)
+            if name in (tensors := self._by_module.get(module, {}))
         ]
         if len(found) > 1:
             names = " and ".join(repr(f.tensor.name) for f in found)
             raise CheckpointError(f"{self.path}: {names} are both stored for {prefix}, part {part}")
         return found[0] if found else None
 
-    def expected_names(self, prefix: str, part: int, name: str) -> tuple[str, ...]:
+    def expected_names(
+        self, prefix: str, part: int, name: str, expert: int | None = None
+    ) -> tuple[str, ...]:
         """Names under which the checkpoint could have stored a parameter, for error messages."""
-        origins = self._origins.get((prefix, part), ())
-        return tuple(f"{origin.module}.{name}" for origin in origins)
+        return tuple(f"{module}.{name}" for _, module in self._modules(prefix, part, expert))
+
+    def _modules(self, prefix: str, part: int, expert: int | None) -> Iterator[tuple[_Origin, str]]:
+        """Origins of a whole part, or of one expert of it, with the name of the module."""
+        for origin in self._origins.get((prefix, part), ()):
+            if expert is None and not origin.experts:
+                yield origin, origin.module
+            elif expert is not None and expert < origin.experts:
+                yield origin, origin.of(expert)
 
     def skipped(self, used: Collection[str]) -> dict[str, str]:
         """Tensors that are left out on purpose: reason by name."""
@@ -110,18 +140,23 @@ class ResolvedWeights:
             match = re.fullmatch(_pattern(rule.source), module)
             if match is None:
                 continue
-            if match.groups() and int(match[1]) >= self.layers:
-                layer = int(match[1])
-                return (
-                    f"{where} is of layer {layer}, but the configuration has {self.layers} layers"
-                )
+            numbers = match.groupdict()
+            for noun, count in (("layer", self.layers), ("expert", rule.experts)):
+                if int(numbers.get(noun, -1)) >= count:
+                    return (
+                        f"{where} is of {noun} {numbers[noun]}, but the configuration has "
+                        f"{count} {noun}s"
+                    )
             return f"{where} has no place in this configuration of the model"
         return f"{where} is unknown to the model"
 
 
 def _pattern(source: str) -> str:
     """A regular expression for the names that a rule's source stands for."""
-    return re.escape(source).replace(re.escape("{i}"), r"(\d{1,9})", 1)
+    pattern = re.escape(source)
+    for place, noun in (("{i}", "layer"), ("{e}", "expert")):
+        pattern = pattern.replace(re.escape(place), rf"(?P<{noun}>\d{{1,9}})", 1)
+    return pattern
 
 
 def _expand(
@@ -136,9 +171,14 @@ def _expand(
                 f"weight rule {rule.source!r} -> {rule.target!r}: '{{i}}' must be in both names, "
                 f"once, or in neither"
             )
+        if (rule.source.count("{e}"), rule.target.count("{e}")) != (int(rule.experts > 0), 0):
+            raise PluginError(
+                f"weight rule {rule.source!r} -> {rule.target!r}: '{{e}}' must be in the source, "
+                f"once, where the rule is for experts, and nowhere else"
+            )
         for i in range(layers) if counts == {1} else (0,):
             source, target = (name.replace("{i}", str(i)) for name in (rule.source, rule.target))
-            origin = _Origin(source, rule.row_order, rule.offset)
+            origin = _Origin(source, rule.row_order, rule.offset, rule.experts)
             origins[target, rule.part].append(origin)
     return {key: tuple(dict.fromkeys(found)) for key, found in origins.items()}
 

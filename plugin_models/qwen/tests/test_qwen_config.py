@@ -1,0 +1,258 @@
+"""What the Qwen family reads from configuration files, and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from pegboard.api.model import ConfigInput
+from pegboard.errors import CheckpointError, ConfigError, UnsupportedError
+from pegboard_model_qwen import pegboard_model_families
+from pegboard_model_qwen.config import read_config
+from pegboard_model_qwen.weights import weight_map
+
+HF: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 256,
+    "eos_token_id": 2,
+    "rms_norm_eps": 1e-6,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "max_window_layers": 3,
+}
+GGUF: dict[str, Any] = {
+    "block_count": 3,
+    "context_length": 256,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.key_length": 16,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "vocab_size": 100,
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+
+
+def gguf(
+    changes: dict[str, Any], names: tuple[str, ...] = ("output.weight",), arch: str = "qwen3"
+) -> Any:
+    keys = {f"{arch}.{name}": value for name, value in (GGUF | changes).items()}
+    keys |= {"general.architecture": arch, "tokenizer.ggml.eos_token_id": 2}
+    return read_config(ConfigInput(keys, "gguf", arch, frozenset(names)))
+
+
+def windows(config: Any) -> list[int | None]:
+    """The sliding window of each layer."""
+    return [getattr(slot.spec, "window", None) for slot in config.facts.kv_slots]
+
+
+def test_the_architecture_says_which_norms_and_biases_there_are(read_hf: Any) -> None:
+    old, new = read_hf(HF, QWEN2), read_hf(HF, QWEN3)
+    assert (old.qk_norm, old.qkv_bias, old.output_bias) == (False, True, False)
+    assert (new.qk_norm, new.qkv_bias, new.output_bias) == (True, False, False)
+    biased = read_hf(HF | {"attention_bias": True}, QWEN3)
+    assert (biased.qkv_bias, biased.output_bias) == (True, True)
+
+
+def test_head_size_is_given_or_what_the_architecture_means(read_hf: Any) -> None:
+    assert read_hf(HF, QWEN2).head_size == 16
+    assert read_hf(HF, QWEN3).head_size == 128
+    assert read_hf(HF | {"head_dim": 24}, QWEN3).head_size == 24
+
+
+def test_key_heads_may_be_null_but_not_left_out(read_hf: Any) -> None:
+    assert read_hf(HF | {"num_key_value_heads": None}).kv_heads == 4
+    without = {key: value for key, value in HF.items() if key != "num_key_value_heads"}
+    with pytest.raises(ConfigError, match="num_key_value_heads is missing"):
+        read_hf(without)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"sliding_window": 8}, [None] * 3),
+        ({"sliding_window": 8, "use_sliding_window": False, "max_window_layers": 0}, [None] * 3),
+        (
+            {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2},
+            [None] * 2 + [8],
+        ),
+        ({"sliding_window": 8, "use_sliding_window": True, "max_window_layers": None}, [None] * 3),
+        ({"use_sliding_window": True, "max_window_layers": 0}, [None] * 3),
+        (
+            {
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "layer_types": [SLIDING, FULL, SLIDING],
+                "max_window_layers": 3,
+            },
+            [8, None, 8],
+        ),
+    ],
+)
+def test_windows_are_those_of_the_reference(
+    read_hf: Any, keys: dict[str, Any], expected: list[int | None]
+) -> None:
+    for architecture in (QWEN2, QWEN3):
+        assert windows(read_hf(HF | keys, architecture)) == expected
+
+
+def test_a_window_whose_length_is_left_out_has_4096_tokens(read_hf: Any) -> None:
+    keys = {key: value for key, value in HF.items() if key != "sliding_window"}
+    found = read_hf(keys | {"use_sliding_window": True, "max_window_layers": 2})
+    assert windows(found) == [None, None, 4096]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"layer_types": [SLIDING] * 3}, "use_sliding_window=False"),
+        ({"layer_types": [SLIDING] * 3, "use_sliding_window": True}, "sliding_window=None"),
+        ({"layer_types": [FULL] * 2}, "a list of 3 times"),
+        ({"use_sliding_window": "yes"}, "use_sliding_window='yes'"),
+        ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window=0"),
+        ({"max_window_layers": -1}, "max_window_layers=-1"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"num_key_value_heads": 3}, "4 attention heads are not a multiple of 3"),
+        ({"head_dim": 15}, "head size 15 is odd"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "rope_type='spiral'"),
+        ({"dual_chunk_attention_config": 7}, "dual_chunk_attention_config=7"),
+        ({"dtype": "int3"}, "dtype='int3'"),
+    ],
+)
+def test_bad_values_are_refused_by_name(read_hf: Any, keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_hf(HF | keys)
+
+
+def test_a_hidden_size_that_heads_cannot_share_is_refused(read_hf: Any) -> None:
+    with pytest.raises(ConfigError, match="hidden size 66"):
+        read_hf(HF | {"hidden_size": 66}, QWEN2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "'mrope' is not supported"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"use_mrope": True}, "use_mrope=True"),
+        ({"vision_config": {}}, "vision_config"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(
+    read_hf: Any, keys: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        read_hf(HF | keys)
+
+
+def test_chunked_attention_of_long_contexts_limits_the_context(read_hf: Any) -> None:
+    keys = {
+        "dual_chunk_attention_config": {"chunk_size": 64, "original_max_position_embeddings": 128}
+    }
+    limit = read_hf(HF | keys, QWEN2).facts.position_limit
+    assert limit is not None
+    assert (limit[0], "dual chunk" in limit[1]) == (128, True)
+    assert read_hf(HF, QWEN2).facts.position_limit is None
+
+
+def test_unknown_keys_are_named(read_hf: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        read_hf(HF | {"use_mrope": False, "torch_dtype": "bfloat16"})
+        assert not caplog.records
+        read_hf(HF | {"moon_phase": 3})
+    assert "moon_phase" in caplog.text
+
+
+def test_gguf_metadata_gives_the_same_sizes_as_a_config_file(read_hf: Any) -> None:
+    ours, theirs = gguf({}), read_hf(HF | {"head_dim": 16})
+    for name in (
+        "layers",
+        "hidden_size",
+        "inner_size",
+        "heads",
+        "kv_heads",
+        "head_size",
+        "qk_norm",
+    ):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.facts.eos_token_ids == theirs.facts.eos_token_ids == (2,)
+
+
+def test_gguf_says_some_things_by_the_presence_of_tensors() -> None:
+    full = gguf({}, ("blk.0.attn_q.bias", "blk.0.attn_output.bias"), "qwen2")
+    assert (full.tied, full.qkv_bias, full.output_bias, full.qk_norm) == (True, True, True, False)
+    assert not gguf({}).tied
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("expert_count", 8, UnsupportedError),
+        ("attention.sliding_window", 8, UnsupportedError),
+        ("rope.scaling.type", "yarn", UnsupportedError),
+        ("rope.scaling.type", "spiral", ConfigError),
+        ("rope.dimension_count", 8, ConfigError),
+        ("attention.value_length", 8, ConfigError),
+        ("block_count", 0, ConfigError),
+    ],
+)
+def test_gguf_settings_that_are_bad_or_not_built_are_refused_by_name(
+    key: str, value: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="rope_type" if "scaling" in key else key.replace(".", r"\.")):
+        gguf({key: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "factor"),
+    [
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, "linear", 4.0),
+        ({"rope.scale_linear": 2.0}, "linear", 2.0),
+        ({}, "default", 1.0),
+    ],
+)
+def test_gguf_rope_scaling_is_read(changes: dict[str, Any], kind: str, factor: float) -> None:
+    rope = gguf(changes).rope
+    assert (rope.kind, rope.factor) == (kind, factor)
+
+
+def test_a_tied_checkpoint_skips_a_head_of_its_own_with_a_reason(read_hf: Any) -> None:
+    names = weight_map(read_hf(HF | {"tie_word_embeddings": True}), "hf")
+    assert any(skip.pattern == "lm_head.weight" and "tied" in skip.reason for skip in names.skips)
+    assert all(rule.target != "head" for rule in names.rules)
+
+
+def test_other_kinds_of_checkpoint_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="'pickle'"):
+        read_config(ConfigInput({}, "pickle", "qwen2"))
+
+
+def test_the_configuration_is_read_without_torch() -> None:
+    code = (
+        "import sys, pegboard_model_qwen, pegboard_model_qwen.config, "
+        "pegboard_model_qwen.weights; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_hook_describes_the_family() -> None:
+    (family,) = pegboard_model_families()
+    assert {"hf:Qwen2ForCausalLM", "hf:Qwen3ForCausalLM", "gguf:qwen2"} <= set(family.claims())
+    assert family.config.load() is read_config
+    assert callable(family.build.load())
+    assert callable(family.weights.load())

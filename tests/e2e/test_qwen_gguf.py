@@ -1,0 +1,134 @@
+"""Random Qwen models as GGUF files against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from pegboard import LLM, RequestOutput, SamplingParams
+from pegboard_quant_gguf.testing import tensor_data, write_gguf
+from pegboard_testkit.near_tie import assert_same
+from pegboard_testkit.reference import compare_distributions
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TOLERANCE = 1e-4
+BASE: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.25,
+}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("Qwen2", {}),
+    "qwen2, tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 12}),
+    "qwen3, tied, one key head": (
+        "Qwen3",
+        {"head_dim": 8, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
+}
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers.": "blk.",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.": "attn_",
+    "mlp.": "ffn_",
+    "_proj": "",
+}
+
+
+def random_model(generation: str, settings: dict[str, Any]) -> Any:
+    torch.manual_seed(5)
+    config = getattr(transformers, f"{generation}Config")(**{**BASE, **settings})
+    model = getattr(transformers, f"{generation}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    return model
+
+
+def gguf_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Names as GGUF has them; the order of rows is the same."""
+    found = {}
+    for name, value in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        renamed = name
+        for old, new in NAMES.items():
+            renamed = renamed.replace(old, new)
+        found[renamed] = value
+    return found
+
+
+def gguf_metadata(arch: str, config: Any) -> dict[str, Any]:
+    head_size = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    keys = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_size,
+        "attention.value_length": head_size,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+    }
+    return {
+        "general.architecture": arch,
+        "general.file_type": 0,
+        **{f"{arch}.{key}": value for key, value in keys.items()},
+    }
+
+
+def write_model(generation: str, settings: dict[str, Any], path: Path, **metadata: Any) -> Any:
+    """Write one model as converters do; returns transformers' model."""
+    model = random_model(generation, settings)
+    arch = generation.lower()
+    tensors = [tensor_data(name, value) for name, value in gguf_tensors(model).items()]
+    write_gguf(path, gguf_metadata(arch, model.config) | metadata, tensors)
+    return model
+
+
+def answers(path: Path) -> list[RequestOutput]:
+    """Every prompt with the whole distribution of each position, and 12 greedy tokens."""
+    draws = np.random.default_rng(8)
+    prompts = [draws.integers(3, 96, size=length).tolist() for length in (23, 1, 60)]
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=12,
+        ignore_eos=True,
+        logprobs=-1,
+        prompt_logprobs=-1,
+        detokenize=False,
+    )
+    options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 100}
+    with LLM(str(path), max_num_seqs=4, **options) as llm:
+        return llm.generate(prompts, params, use_tqdm=False)
+
+
+def check(reference: Any, outputs: list[RequestOutput]) -> None:
+    assert_same(compare_distributions(reference, outputs, TOLERANCE), gap=TOLERANCE)
+
+
+@pytest.mark.parametrize(("generation", "settings"), SHAPES.values(), ids=SHAPES)
+def test_a_gguf_file_gives_the_same_model(
+    generation: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = write_model(generation, settings, tmp_path / "model.gguf")
+    check(reference, answers(tmp_path / "model.gguf"))
