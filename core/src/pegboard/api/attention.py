@@ -71,6 +71,10 @@ class AttentionBackend:
     fused_kv_write: bool = True
     """`forward` writes the new keys and values itself. If False they are in the cache already when
     it is called: the core stored them, joined with their rotation where a platform has the op."""
+    rows: Literal["all", "prompts"] = "all"
+    """``prompts``: it serves only rows with several query tokens, in steps that are not captured.
+    The core gives it a step of those rows alone, and the others to the best backend that serves
+    all; neither may write the cache itself then (`fused_kv_write` is False)."""
     priority: int = 0
 
     def claims(self) -> tuple[str, ...]:
