@@ -74,7 +74,9 @@ class AttentionBackend:
     rows: Literal["all", "prompts"] = "all"
     """``prompts``: it serves only rows with several query tokens, in steps that are not captured.
     The core gives it a step of those rows alone, and the others to the best backend that serves
-    all; neither may write the cache itself then (`fused_kv_write` is False)."""
+    all; neither may write the cache itself then (`fused_kv_write` is False). Its kernel may have a
+    method ``wants(query_len, kv_len) -> bool``, asked for each of these rows: those that it does
+    not want go to the other backend."""
     priority: int = 0
 
     def claims(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pegboard.api.kv import KVGroup, RecurrentSpec
 from pegboard.api.platform import Platform, ProbeResult
 from pegboard.errors import SelectionError
 
-__all__ = ["BackendWish", "choose_backend", "choose_platform"]
+__all__ = ["BackendWish", "choose_backend", "choose_platform", "choose_prompts_backend"]
 
 _Ranked = TypeVar("_Ranked", Platform, AttentionBackend)
 
@@ -89,6 +89,24 @@ def choose_backend(
             f"set attention_backend to one of them. Candidates: {lines}"
         )
     raise SelectionError(f"no attention backend serves {where}. Candidates: {lines or 'none'}")
+
+
+def choose_prompts_backend(
+    backends: Iterable[AttentionBackend], group: KVGroup, wish: BackendWish
+) -> AttentionBackend | None:
+    """The best backend for prompts only that serves `group`, None if there is none.
+
+    Raises `SelectionError` if several are equally good.
+    """
+    fitting = [backend for backend in backends if not _reasons(backend, group, wish)]
+    best = _highest(fitting)
+    if len(best) > 1:
+        names = " and ".join(backend.name for backend in best)
+        raise SelectionError(
+            f"attention backends {names} are equally good for the prompts of KV group "
+            f"{group.index}; set attention_backend to one of them"
+        )
+    return best[0] if best else None
 
 
 def _words(group: KVGroup) -> str:

@@ -15,13 +15,20 @@ from pegboard.api.recurrent import STATE_BORDERS
 from pegboard.config.connect import accepted_layouts, require_connector
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel
-from pegboard.errors import SelectionError
+from pegboard.errors import SelectionError, UnsupportedError
 from pegboard.kv.groups import form_groups
+from pegboard.logging import get_logger
 from pegboard.nn import OpTable
 from pegboard.runner.attention import GroupAttention
 from pegboard.runner.layouts import STATE_LAYOUT, choose_layouts
 from pegboard.runner.mixers import PLAIN_MIXERS
-from pegboard.runner.select import BackendWish, choose_backend, choose_platform
+from pegboard.runner.select import (
+    BackendWish,
+    choose_backend,
+    choose_platform,
+    choose_prompts_backend,
+)
+from pegboard.runner.split import SplitKernel
 
 if TYPE_CHECKING:
     from pegboard.plugins import Board
@@ -104,8 +111,28 @@ class _Kernels:
     ) -> tuple[AttentionBackend, AttentionKernel, tuple[KVLayout, ...]]:
         """Choose the backend and build its kernel: both, and the layouts it offers."""
         state = isinstance(group.spec, RecurrentSpec)
-        backends = self._mixers() if state else self._backends()
-        backend = choose_backend(backends, group, self._wish(group))
+        wish = self._wish(group)
+        backends = list(self._mixers() if state else self._backends())
+        prompts = [backend for backend in backends if backend.rows == "prompts"]
+        if wish.name in {backend.name for backend in prompts}:
+            # The one asked for needs another beside it, and that may be any.
+            rest_wish = attrs.evolve(wish, name=None)
+        else:
+            rest_wish = wish
+        rest = [backend for backend in backends if backend.rows == "all"]
+        backend = choose_backend(rest, group, rest_wish)
+        kernel = self._build(backend, group)
+        if not state and not backend.fused_kv_write:
+            backend, kernel = self._with_prompts(backend, kernel, group, prompts)
+        layouts = (STATE_LAYOUT,) if state else kernel.layouts(group.spec)
+        if not layouts:
+            raise SelectionError(
+                f"attention backend {backend.name} offers no KV layout for {group.spec}"
+            )
+        where = f"attention backend {backend.name}, for KV group {group.index},"
+        return backend, kernel, tuple(self._accepted(layouts, where))
+
+    def _build(self, backend: AttentionBackend, group: KVGroup) -> AttentionKernel:
         kernel: AttentionKernel = backend.kernel.load()(
             AttentionContext(
                 group=group,
@@ -117,13 +144,30 @@ class _Kernels:
                 features=self.model.facts.attention_features,
             )
         )
-        layouts = (STATE_LAYOUT,) if state else kernel.layouts(group.spec)
-        if not layouts:
-            raise SelectionError(
-                f"attention backend {backend.name} offers no KV layout for {group.spec}"
+        return kernel
+
+    def _with_prompts(
+        self,
+        backend: AttentionBackend,
+        kernel: AttentionKernel,
+        group: KVGroup,
+        candidates: Sequence[AttentionBackend],
+    ) -> tuple[AttentionBackend, AttentionKernel]:
+        """The kernel joined with the best one for prompts, if there is one that serves here."""
+        chosen = choose_prompts_backend(candidates, group, self._wish(group))
+        if chosen is None:
+            return backend, kernel
+        try:
+            own = self._build(chosen, group)
+        except UnsupportedError as error:
+            get_logger("pegboard.runner").info(
+                "attention backend not used", backend=chosen.name, reason=str(error)
             )
-        where = f"attention backend {backend.name}, for KV group {group.index},"
-        return backend, kernel, tuple(self._accepted(layouts, where))
+            return backend, kernel
+        joined = SplitKernel(own, kernel)
+        if not joined.layouts(group.spec):
+            return backend, kernel
+        return attrs.evolve(backend, name=f"{chosen.name}+{backend.name}"), joined
 
     def _accepted(self, layouts: Sequence[KVLayout], where: str) -> Sequence[KVLayout]:
         """Those that the KV connector can handle, if there is one."""
