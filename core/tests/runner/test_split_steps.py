@@ -35,7 +35,8 @@ class Tells:
         assert len(inputs.query) == sum(step.query_lens) == len(step.slots)
         assert step.query_starts.tolist()[-1] == len(inputs.query)
         out = torch.empty_like(inputs.query)
-        for row, (begin, end) in enumerate(zip(step.query_starts, step.query_starts[1:])):
+        for row in range(len(step.query_lens)):
+            begin, end = step.query_starts[row : row + 2]
             out[begin:end, 0, 0] = self.mark + float(step.block_table[row, 0])
             out[begin:end, 0, 1] = inputs.key[begin:end, 0, 0] + inputs.value[begin:end, 0, 0]
         return out
