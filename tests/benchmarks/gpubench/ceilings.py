@@ -75,7 +75,7 @@ def _best(work: Callable[[], Any], device: Any) -> float:
     work()
     if device.type == "cpu":
         return min(_seconds(work) for _ in range(_ROUNDS))
-    times = []
+    times: list[float] = []
     for _ in range(_ROUNDS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()

@@ -62,7 +62,9 @@ def run_check(model: Model, settings: Mapping[str, Any], plain_attention: str | 
     None: the same as that of the fast one."""
     with tempfile.TemporaryDirectory(prefix="bench-check-") as folder:
         path = write_weights(model, Path(folder) / model.name)
-        plain = {"op_versions": "plain", "attention_backend": plain_attention}
+        plain = {"op_versions": "plain"}
+        if plain_attention is not None:
+            plain["attention_backend"] = plain_attention
         expected, dtype = _answers(path, {**settings, **plain}, [])
         others: list[list[Answer]] = []
         found, _ = _answers(path, settings, others)

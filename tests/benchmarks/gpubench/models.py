@@ -238,8 +238,8 @@ def write_weights(model: Model, folder: Path, seed: int = 1) -> Path:
     if "layers" in model.config:
         from pegboard.testing.checkpoints import write_tiny_model
 
-        shape = {name: value for name, value in TINY.items() if name != "vocab_size"}
-        return write_tiny_model(folder, seed=seed, **shape)
+        own: dict[str, Any] = {name: n for name, n in TINY.items() if name != "vocab_size"}
+        return write_tiny_model(folder, seed=seed, **own)
     config = {**model.config, "num_hidden_layers": CHECKED_LAYERS}
     if "max_window_layers" in config:
         config["max_window_layers"] = CHECKED_LAYERS

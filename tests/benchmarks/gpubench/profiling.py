@@ -103,11 +103,11 @@ def profile_prefill(driver: Driver, sizes: Sizes, item: tuple[int, int]) -> Prof
 def _trace(work: Callable[[], Any]) -> tuple[float, list[Piece]]:
     """Seconds on the host, and what the device did."""
     import torch
-    from torch.profiler import ProfilerActivity, profile
+    from torch.autograd.profiler import profile  # what `torch.profiler` drives, without its imports
 
     gpu = torch.cuda.is_available()
-    activity = ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU
-    with profile(activities=[activity]) as profiler:
+    device = "cuda" if gpu else None
+    with profile(use_cpu=not gpu, use_device=device, use_kineto=True) as profiler:
         begin = time.perf_counter()
         work()
         if gpu:

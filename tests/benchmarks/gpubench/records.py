@@ -126,7 +126,8 @@ def make_records(
 
 def ratio(record: Mapping[str, Any]) -> float | None:
     """How many times faster than the reference; None without one."""
-    reference, figure = record["reference"], record["figure"]
+    reference: float | None = record["reference"]
+    figure: float = record["figure"]
     if not reference or not figure:
         return None
     lower = METRICS[record["metric"]].lower_is_better
@@ -138,7 +139,8 @@ def scaled_ratio(record: Mapping[str, Any]) -> float | None:
     plain, ceiling = ratio(record), METRICS[record["metric"]].ceiling
     if plain is None or ceiling is None:
         return plain
-    return plain * REFERENCES["about"][ceiling] / record["ceilings"][ceiling]
+    share: float = REFERENCES["about"][ceiling] / record["ceilings"][ceiling]
+    return plain * share
 
 
 def row(record: Mapping[str, Any]) -> tuple[str, ...]:
