@@ -5,12 +5,14 @@
 #   PROMPT        what `make demo` asks
 #   DEMO_ARGS     how it answers
 #   PYTEST_ARGS   passed on to pytest
+#   BENCH_ARGS    passed on to the GPU benchmark
 #   WORKERS       processes that run the tests
 
 PYTHON ?= python3
 PROMPT ?= Explain in two sentences why the sky is blue.
 DEMO_ARGS ?= --temperature 0 --max-tokens 80
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 WORKERS ?= 2
 export TORCH_INDEX
 
@@ -19,7 +21,7 @@ PY := .venv/bin/python
 # One thread each: two workers with two threads each would wait for one another on two cores.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -Im pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help demo test accept lint format sync bench-cpu bench-prefix bench-host clean setup setup-dev
+.PHONY: help demo test accept lint format sync bench-cpu bench-prefix bench-host bench-gpu clean setup setup-dev
 
 help:
 	@echo "make demo          set up, fetch a small model and let it answer"
@@ -31,6 +33,7 @@ help:
 	@echo "make bench-cpu     prompt and decode rates on this machine"
 	@echo "make bench-prefix  what the prefix cache saves on this machine"
 	@echo "make bench-host    host time of plan, submit and update per step"
+	@echo "make bench-gpu     standard workloads on a GPU, beside stored references (BENCH_ARGS)"
 	@echo "make clean         remove caches and builds; .venv and the model cache stay"
 
 setup:
@@ -70,6 +73,9 @@ bench-prefix: setup-dev
 
 bench-host: setup-dev
 	$(PY) -I tests/benchmarks/bench_host.py
+
+bench-gpu: setup-dev
+	$(PY) -I tests/benchmarks/bench_gpu.py $(BENCH_ARGS)
 
 clean:
 	rm -rf build dist __pycache__ .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov

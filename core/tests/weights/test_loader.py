@@ -280,3 +280,10 @@ def test_random_weights_are_uniform_and_the_same_whatever_is_made_at_once(
         [found["a"].flatten()[1:], found["a"].flatten()[:-1], found["b"].flatten()[1:]]
     )
     assert torch.corrcoef(rows).fill_diagonal_(0).abs().max() < 0.01
+
+
+@pytest.mark.gpu
+def test_a_gpu_makes_the_same_random_weights() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        there = random.random_weight("a", (1000, 333), dtype, torch.device("cuda"))
+        assert torch.equal(there.cpu(), random.random_weight("a", (1000, 333), dtype, CPU))
