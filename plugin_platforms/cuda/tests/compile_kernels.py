@@ -93,12 +93,22 @@ def rows(size: int, dtype: torch.dtype = BF16, count: int = 3) -> None:
     ops.gelu_tanh_mul(x)
 
 
+def choices(vocab: int, dtype: torch.dtype) -> None:
+    from pegboard_platform_cuda import ops
+
+    wide, whole = torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.int64)
+    logits = torch.empty(3, vocab, dtype=dtype)
+    ops.choose(logits, wide, whole, wide, wide, whole, whole, whole)
+
+
 CASES: dict[str, Callable[[], None]] = {
     "rows 128": lambda: rows(128),
     "rows 1024": lambda: rows(1024),
     "rows 4096": lambda: rows(4096),
     "rows 28672": lambda: rows(28672),
     "rows 4096 float32": lambda: rows(4096, torch.float32),
+    "choose of 151936": lambda: choices(151936, BF16),
+    "choose of 128256 float32": lambda: choices(128256, torch.float32),
     "heads of 128": lambda: heads(48, 8, 128, 128, norm=False),
     "normed heads of 128": lambda: heads(32, 8, 128, 128, norm=True),
     "heads of 64": lambda: heads(15, 3, 64, 64, norm=False),
