@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from pegboard import LLM, RequestOutput, SamplingParams
+from pegboard.errors import UnsupportedError
 from pegboard_quant_gguf.testing import tensor_data, write_gguf
 from pegboard_testkit.near_tie import assert_same
 from pegboard_testkit.reference import compare_distributions
@@ -36,6 +37,22 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {"head_dim": 8, "num_key_value_heads": 1, "tie_word_embeddings": True},
     ),
+}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3moe": {"head_dim": 8},
+    "qwen3moe, tied, one of four, a dense layer": {
+        "head_dim": 12,
+        "num_experts": 4,
+        "num_experts_per_tok": 1,
+        "mlp_only_layers": [1],
+        "tie_word_embeddings": True,
+    },
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
 }
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -68,7 +85,13 @@ def gguf_tensors(model: Any) -> dict[str, torch.Tensor]:
     for name, value in model.state_dict().items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        renamed = name
+        if name.endswith("experts.gate_up_proj"):
+            before = name.replace("model.layers", "blk").replace("mlp.experts.gate_up_proj", "")
+            gate, up = value.chunk(2, 1)
+            found |= {f"{before}ffn_gate_exps.weight": gate, f"{before}ffn_up_exps.weight": up}
+            continue
+        renamed = name.replace("mlp.experts.down_proj", "ffn_down_exps.weight")
+        renamed = renamed.replace("mlp.gate.", "ffn_gate_inp.")
         for old, new in NAMES.items():
             renamed = renamed.replace(old, new)
         found[renamed] = value
@@ -89,6 +112,12 @@ def gguf_metadata(arch: str, config: Any) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": config.rope_parameters["rope_theta"],
     }
+    if arch == "qwen3moe":
+        keys |= {
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+        }
     return {
         "general.architecture": arch,
         "general.file_type": 0,
@@ -132,3 +161,34 @@ def test_a_gguf_file_gives_the_same_model(
 ) -> None:
     reference = write_model(generation, settings, tmp_path / "model.gguf")
     check(reference, answers(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("settings", MIXTURES.values(), ids=MIXTURES)
+def test_a_mixture_of_experts_comes_out_of_a_gguf_file(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = write_model("Qwen3Moe", {**EXPERTS, **settings}, tmp_path / "model.gguf")
+    check(reference, answers(tmp_path / "model.gguf"))
+
+
+def test_weights_that_are_not_renormalised_are_told_apart(tmp_path: Path) -> None:
+    settings = {**EXPERTS, "head_dim": 8, "norm_topk_prob": False}
+    path = tmp_path / "model.gguf"
+    key = "qwen3moe.expert_weights_norm"
+    reference = write_model("Qwen3Moe", settings, path, **{key: False})
+    check(reference, answers(path))
+    write_model("Qwen3Moe", settings, path, **{key: True})
+    with pytest.raises(AssertionError):
+        check(reference, answers(path))
+
+
+def test_quantised_experts_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    model = random_model("Qwen3Moe", {**EXPERTS, "head_dim": 8, "moe_intermediate_size": 32})
+    tensors = [
+        tensor_data(name, value, "Q8_0" if "ffn_gate_exps" in name else "F32")
+        for name, value in gguf_tensors(model).items()
+    ]
+    write_gguf(path, gguf_metadata("qwen3moe", model.config), tensors)
+    with pytest.raises(UnsupportedError, match=r"layers\.0\.mlp\.experts.*'experts'.*Q8_0"):
+        LLM(str(path), dtype="float32")
