@@ -250,7 +250,7 @@ def test_a_mixture_has_the_sizes_of_the_file(read_hf: Any) -> None:
 def test_the_number_of_experts_has_two_names(read_hf: Any) -> None:
     renamed = HF | EXPERTS | {"num_experts": None, "num_local_experts": 8}
     assert read_hf(renamed, MOE3).mixture.experts == 8
-    with pytest.raises(ConfigError, match="num_experts=8.*num_local_experts=4"):
+    with pytest.raises(ConfigError, match=r"num_experts=8.*num_local_experts=4"):
         read_hf(HF | EXPERTS | {"num_local_experts": 4}, MOE3)
 
 
