@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,7 @@ import transformers
 
 from pegboard import LLM, RequestOutput, SamplingParams
 from pegboard.errors import UnsupportedError
-from pegboard_quant_gguf.testing import tensor_data, write_gguf
+from pegboard_quant_gguf.testing import quantise_rows, tensor_data, write_gguf
 from pegboard_testkit.near_tie import assert_same
 from pegboard_testkit.reference import compare_distributions
 
@@ -63,6 +64,8 @@ NAMES = {
     "post_attention_layernorm": "ffn_norm",
     "self_attn.o_proj": "attn_output",
     "self_attn.": "attn_",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
+    "mlp.gate.": "ffn_gate_inp.",
     "mlp.": "ffn_",
     "_proj": "",
 }
@@ -90,12 +93,14 @@ def gguf_tensors(model: Any) -> dict[str, torch.Tensor]:
             gate, up = value.chunk(2, 1)
             found |= {f"{before}ffn_gate_exps.weight": gate, f"{before}ffn_up_exps.weight": up}
             continue
-        renamed = name.replace("mlp.experts.down_proj", "ffn_down_exps.weight")
-        renamed = renamed.replace("mlp.gate.", "ffn_gate_inp.")
-        for old, new in NAMES.items():
-            renamed = renamed.replace(old, new)
-        found[renamed] = value
+        found[gguf_name(name)] = value
     return found
+
+
+def gguf_name(name: str) -> str:
+    for old, new in NAMES.items():
+        name = name.replace(old, new)
+    return name
 
 
 def gguf_metadata(arch: str, config: Any) -> dict[str, Any]:
@@ -161,6 +166,33 @@ def test_a_gguf_file_gives_the_same_model(
 ) -> None:
     reference = write_model(generation, settings, tmp_path / "model.gguf")
     check(reference, answers(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(("generation", "head_dim"), [("Qwen2", None), ("Qwen3", 32)])
+def test_quantised_products_keep_their_plain_biases_and_norms(
+    generation: str, head_dim: int | None, tmp_path: Path
+) -> None:
+    settings = {"intermediate_size": 64} | ({"head_dim": head_dim} if head_dim else {})
+    model = random_model(generation, settings)
+    kinds = {"attn_q": "Q8_0", "attn_v": "Q4_0", "ffn_gate": "Q8_0", "ffn_down": "Q8_0"}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            kind = _kind(gguf_name(name), kinds)
+            if kind != "F32":
+                stored = quantise_rows(parameter, kind).numpy()
+                exact = gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[kind])
+                parameter.copy_(torch.from_numpy(exact))
+    tensors = [
+        tensor_data(name, value, _kind(name, kinds)) for name, value in gguf_tensors(model).items()
+    ]
+    write_gguf(tmp_path / "q.gguf", gguf_metadata(generation.lower(), model.config), tensors)
+    assert sum(tensor.type_id != tensors[0].type_id for tensor in tensors) == 8
+    check(model, answers(tmp_path / "q.gguf"))
+
+
+def _kind(name: str, kinds: dict[str, str]) -> str:
+    part, _, suffix = name.removeprefix("blk.").partition(".")[2].partition(".")
+    return kinds.get(part, "F32") if suffix == "weight" else "F32"
 
 
 @pytest.mark.parametrize("settings", MIXTURES.values(), ids=MIXTURES)

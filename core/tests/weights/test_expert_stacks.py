@@ -188,5 +188,5 @@ def test_random_weights_are_drawn_on_the_device_in_their_own_dtype(toys: Any) ->
         assert first[part].device.type == "cuda"
         assert torch.equal(first[part], again[part])
         assert torch.equal(torch.cat([half[part] for half in halves], axis), first[part])
-        assert 5e-4 < first[part].abs().max() <= 1e-3
+        assert 5e-4 < first[part].abs().max() <= 1.01e-3
     assert not first[2].any()
