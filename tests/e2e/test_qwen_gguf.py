@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 import transformers
 
 from pegboard import LLM, RequestOutput, SamplingParams
-from pegboard_quant_gguf.testing import tensor_data, write_gguf
+from pegboard.errors import UnsupportedError
+from pegboard_quant_gguf.testing import quantise_rows, tensor_data, write_gguf
 from pegboard_testkit.near_tie import assert_same
 from pegboard_testkit.reference import compare_distributions
 
@@ -37,6 +39,22 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 8, "num_key_value_heads": 1, "tie_word_embeddings": True},
     ),
 }
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3moe": {"head_dim": 8},
+    "qwen3moe, tied, one of four, a dense layer": {
+        "head_dim": 12,
+        "num_experts": 4,
+        "num_experts_per_tok": 1,
+        "mlp_only_layers": [1],
+        "tie_word_embeddings": True,
+    },
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -46,6 +64,8 @@ NAMES = {
     "post_attention_layernorm": "ffn_norm",
     "self_attn.o_proj": "attn_output",
     "self_attn.": "attn_",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
+    "mlp.gate.": "ffn_gate_inp.",
     "mlp.": "ffn_",
     "_proj": "",
 }
@@ -68,11 +88,19 @@ def gguf_tensors(model: Any) -> dict[str, torch.Tensor]:
     for name, value in model.state_dict().items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        renamed = name
-        for old, new in NAMES.items():
-            renamed = renamed.replace(old, new)
-        found[renamed] = value
+        if name.endswith("experts.gate_up_proj"):
+            before = name.replace("model.layers", "blk").replace("mlp.experts.gate_up_proj", "")
+            gate, up = value.chunk(2, 1)
+            found |= {f"{before}ffn_gate_exps.weight": gate, f"{before}ffn_up_exps.weight": up}
+            continue
+        found[gguf_name(name)] = value
     return found
+
+
+def gguf_name(name: str) -> str:
+    for old, new in NAMES.items():
+        name = name.replace(old, new)
+    return name
 
 
 def gguf_metadata(arch: str, config: Any) -> dict[str, Any]:
@@ -89,6 +117,12 @@ def gguf_metadata(arch: str, config: Any) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": config.rope_parameters["rope_theta"],
     }
+    if arch == "qwen3moe":
+        keys |= {
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+        }
     return {
         "general.architecture": arch,
         "general.file_type": 0,
@@ -132,3 +166,61 @@ def test_a_gguf_file_gives_the_same_model(
 ) -> None:
     reference = write_model(generation, settings, tmp_path / "model.gguf")
     check(reference, answers(tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize(("generation", "head_dim"), [("Qwen2", None), ("Qwen3", 32)])
+def test_quantised_products_keep_their_plain_biases_and_norms(
+    generation: str, head_dim: int | None, tmp_path: Path
+) -> None:
+    settings = {"intermediate_size": 64} | ({"head_dim": head_dim} if head_dim else {})
+    model = random_model(generation, settings)
+    kinds = {"attn_q": "Q8_0", "attn_v": "Q4_0", "ffn_gate": "Q8_0", "ffn_down": "Q8_0"}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            kind = _kind(gguf_name(name), kinds)
+            if kind != "F32":
+                stored = quantise_rows(parameter, kind).numpy()
+                exact = gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[kind])
+                parameter.copy_(torch.from_numpy(exact))
+    tensors = [
+        tensor_data(name, value, _kind(name, kinds)) for name, value in gguf_tensors(model).items()
+    ]
+    write_gguf(tmp_path / "q.gguf", gguf_metadata(generation.lower(), model.config), tensors)
+    assert sum(tensor.type_id != tensors[0].type_id for tensor in tensors) == 8
+    check(model, answers(tmp_path / "q.gguf"))
+
+
+def _kind(name: str, kinds: dict[str, str]) -> str:
+    part, _, suffix = name.removeprefix("blk.").partition(".")[2].partition(".")
+    return kinds.get(part, "F32") if suffix == "weight" else "F32"
+
+
+@pytest.mark.parametrize("settings", MIXTURES.values(), ids=MIXTURES)
+def test_a_mixture_of_experts_comes_out_of_a_gguf_file(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = write_model("Qwen3Moe", {**EXPERTS, **settings}, tmp_path / "model.gguf")
+    check(reference, answers(tmp_path / "model.gguf"))
+
+
+def test_weights_that_are_not_renormalised_are_told_apart(tmp_path: Path) -> None:
+    settings = {**EXPERTS, "head_dim": 8, "norm_topk_prob": False}
+    path = tmp_path / "model.gguf"
+    key = "qwen3moe.expert_weights_norm"
+    reference = write_model("Qwen3Moe", settings, path, **{key: False})
+    check(reference, answers(path))
+    write_model("Qwen3Moe", settings, path, **{key: True})
+    with pytest.raises(AssertionError):
+        check(reference, answers(path))
+
+
+def test_quantised_experts_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    model = random_model("Qwen3Moe", {**EXPERTS, "head_dim": 8, "moe_intermediate_size": 32})
+    tensors = [
+        tensor_data(name, value, "Q8_0" if "ffn_gate_exps" in name else "F32")
+        for name, value in gguf_tensors(model).items()
+    ]
+    write_gguf(path, gguf_metadata("qwen3moe", model.config), tensors)
+    with pytest.raises(UnsupportedError, match=r"layers\.0\.mlp\.experts.*'experts'.*Q8_0"):
+        LLM(str(path), dtype="float32")

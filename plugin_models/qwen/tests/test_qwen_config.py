@@ -44,6 +44,13 @@ GGUF: dict[str, Any] = {
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
 QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+MOE2, MOE3 = "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20,
+}
 
 
 def gguf(
@@ -203,6 +210,7 @@ def test_gguf_says_some_things_by_the_presence_of_tensors() -> None:
     ("key", "value", "error"),
     [
         ("expert_count", 8, UnsupportedError),
+        ("attention.scale", 0.5, UnsupportedError),
         ("attention.sliding_window", 8, UnsupportedError),
         ("rope.scaling.type", "yarn", UnsupportedError),
         ("rope.scaling.type", "spiral", ConfigError),
@@ -229,6 +237,84 @@ def test_gguf_settings_that_are_bad_or_not_built_are_refused_by_name(
 def test_gguf_rope_scaling_is_read(changes: dict[str, Any], kind: str, factor: float) -> None:
     rope = gguf(changes).rope
     assert (rope.kind, rope.factor) == (kind, factor)
+
+
+def test_a_mixture_has_the_sizes_of_the_file(read_hf: Any) -> None:
+    old, new = (read_hf(HF | EXPERTS, name).mixture for name in (MOE2, MOE3))
+    assert (new.experts, new.top_k, new.inner_size) == (8, 2, 24)
+    assert (old.shared_size, new.shared_size) == (20, 0)
+    assert not new.renormalise
+    assert read_hf(HF | EXPERTS | {"norm_topk_prob": True}, MOE3).mixture.renormalise
+
+
+def test_the_number_of_experts_has_two_names(read_hf: Any) -> None:
+    renamed = HF | EXPERTS | {"num_experts": None, "num_local_experts": 8}
+    assert read_hf(renamed, MOE3).mixture.experts == 8
+    with pytest.raises(ConfigError, match=r"num_experts=8.*num_local_experts=4"):
+        read_hf(HF | EXPERTS | {"num_local_experts": 4}, MOE3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, [True] * 3),
+        ({"decoder_sparse_step": 2}, [False, True, False]),
+        ({"mlp_only_layers": [0, 7]}, [False, True, True]),
+        ({"decoder_sparse_step": 3, "mlp_only_layers": [2]}, [False] * 3),
+    ],
+)
+def test_which_layers_have_experts(
+    read_hf: Any, keys: dict[str, Any], expected: list[bool]
+) -> None:
+    assert list(read_hf(HF | EXPERTS | keys, MOE3).sparse) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "said"),
+    [
+        ({"num_experts": None}, ConfigError, "num_experts is missing"),
+        ({"num_experts": 0}, ConfigError, "num_experts=0"),
+        ({"num_experts_per_tok": 9}, ConfigError, "9 experts per token"),
+        ({"decoder_sparse_step": 0}, ConfigError, "decoder_sparse_step=0"),
+        ({"mlp_only_layers": ["1"]}, ConfigError, "mlp_only_layers"),
+        ({"mlp_only_layers": 1}, ConfigError, "mlp_only_layers=1"),
+        ({"norm_topk_prob": 1}, ConfigError, "norm_topk_prob=1"),
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+            UnsupportedError,
+            "max_window_layers=2",
+        ),
+    ],
+)
+def test_bad_settings_of_experts_are_refused_by_name(
+    read_hf: Any, keys: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        read_hf(HF | EXPERTS | keys, MOE3)
+
+
+def test_experts_in_a_dense_architecture_are_refused(read_hf: Any) -> None:
+    with pytest.raises(UnsupportedError, match="num_experts=8"):
+        read_hf(HF | EXPERTS, QWEN3)
+
+
+def test_windows_of_mixtures_are_those_of_the_reference(read_hf: Any) -> None:
+    keys = HF | EXPERTS | {"use_sliding_window": True, "sliding_window": 8}
+    assert windows(read_hf(keys | {"max_window_layers": 3}, MOE2)) == [8, None, 8]
+    assert windows(read_hf(keys | {"max_window_layers": 1}, MOE2)) == [8, None, None]
+    assert windows(read_hf(keys | {"max_window_layers": None}, MOE3)) == [8] * 3
+
+
+def test_gguf_mixtures_are_renormalised_and_their_layers_known_by_their_tensors() -> None:
+    experts = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 24}
+    found = gguf(experts, ("blk.1.ffn_gate_inp.weight",), "qwen3moe")
+    assert found.sparse == (False, True, False)
+    assert (found.mixture.experts, found.mixture.top_k, found.mixture.inner_size) == (8, 2, 24)
+    assert found.mixture.renormalise
+    with pytest.raises(UnsupportedError, match=r"qwen3moe\.expert_gating_func=2"):
+        gguf(experts | {"expert_gating_func": 2}, (), "qwen3moe")
+    with pytest.raises(ConfigError, match=r"qwen3moe\.expert_used_count is missing"):
+        gguf(experts | {"expert_used_count": None}, (), "qwen3moe")
 
 
 def test_a_tied_checkpoint_skips_a_head_of_its_own_with_a_reason(read_hf: Any) -> None:

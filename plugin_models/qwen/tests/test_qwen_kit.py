@@ -47,6 +47,13 @@ class QwenKit(ModelKit):
         return logits
 
 
+class TestQwen3Moe(QwenKit):
+    def build(self) -> Any:
+        experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+        config = transformers.Qwen3MoeConfig(**SIZES, **experts, head_dim=8, norm_topk_prob=True)
+        return transformers.Qwen3MoeForCausalLM(config)
+
+
 class TestQwen2(QwenKit):
     def build(self) -> Any:
         return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES))

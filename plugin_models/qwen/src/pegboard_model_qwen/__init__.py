@@ -1,4 +1,4 @@
-"""The Qwen model family for Pegboard: Qwen2, Qwen2.5 and Qwen3."""
+"""The Qwen model family for Pegboard: Qwen2, Qwen2.5 and Qwen3, dense and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ def pegboard_model_families() -> tuple[ModelFamily, ...]:
         ModelFamily(
             name="qwen",
             architectures={
-                "hf": ("Qwen2ForCausalLM", "Qwen3ForCausalLM"),
-                "gguf": ("qwen2", "qwen3"),
+                "hf": (
+                    "Qwen2ForCausalLM",
+                    "Qwen2MoeForCausalLM",
+                    "Qwen3ForCausalLM",
+                    "Qwen3MoeForCausalLM",
+                ),
+                "gguf": ("qwen2", "qwen3", "qwen3moe"),
             },
             config="pegboard_model_qwen.config:read_config",
             weights="pegboard_model_qwen.weights:weight_map",

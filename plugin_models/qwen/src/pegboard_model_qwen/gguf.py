@@ -1,4 +1,5 @@
-"""Reading the metadata of GGUF files of the architectures ``qwen2`` and ``qwen3``. No torch."""
+"""Reading the metadata of GGUF files of the architectures ``qwen2``, ``qwen3`` and ``qwen3moe``. No
+torch."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import attrs
 from pegboard.api.model import ConfigInput
 from pegboard.errors import ConfigError
 from pegboard.nn import ConfigReader, RopeConfig, read_rope
-from pegboard_model_qwen.settings import QwenConfig, make_config
+from pegboard_model_qwen.settings import Mixture, QwenConfig, make_config
 
 __all__ = ["from_gguf"]
 
@@ -29,7 +30,13 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "rope.scaling.attn_factor": (1,),
     "use_parallel_residual": (False,),
 }
-DENSE_ONLY: dict[str, tuple[Any, ...]] = {"expert_count": (0,), "expert_used_count": (0,)}
+REFUSED_DENSE: dict[str, tuple[Any, ...]] = {"expert_count": (0,), "expert_used_count": (0,)}
+REFUSED_MIXTURE: dict[str, tuple[Any, ...]] = {
+    "expert_gating_func": (1,),
+    "expert_group_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_weights_scale": (1,),
+}
 
 HARMLESS = ("rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout")
 HARMLESS_PREFIXES = ("general.", "imatrix.", "quantize.", "split.", "tokenizer.")
@@ -39,7 +46,6 @@ def from_gguf(source: ConfigInput) -> QwenConfig:
     """Read metadata; see `pegboard_model_qwen.config.read_config` for the errors."""
     read = _Reader(ConfigReader(source.raw, "GGUF metadata"), source.architecture)
     read.refuse_unless(REFUSED)
-    read.refuse_unless(DENSE_ONLY)
     names = source.tensor_names
     layers, heads = read.integer("block_count"), read.uniform("attention.head_count")
     config = make_config(
@@ -58,6 +64,8 @@ def from_gguf(source: ConfigInput) -> QwenConfig:
         qkv_bias="blk.0.attn_q.bias" in names,
         output_bias="blk.0.attn_output.bias" in names,
         tied="output.weight" not in names,
+        mixture=read.mixture(),
+        sparse=tuple(f"blk.{layer}.ffn_gate_inp.weight" in names for layer in range(layers)),
         facts={
             "eos_token_ids": read.keys.ids("tokenizer.ggml.eos_token_id"),
             "bos_token_id": next(iter(read.keys.ids("tokenizer.ggml.bos_token_id")), None),
@@ -90,6 +98,19 @@ class _Reader:
 
     def refuse_unless(self, neutral: Mapping[str, tuple[Any, ...]]) -> None:
         self.keys.refuse_unless({self.key(name): values for name, values in neutral.items()})
+
+    def mixture(self) -> Mixture | None:
+        """Weights of chosen experts are renormalised where the file does not say."""
+        if not self.architecture.endswith("moe"):
+            self.refuse_unless(REFUSED_DENSE)
+            return None
+        self.refuse_unless(REFUSED_MIXTURE)
+        return Mixture(
+            experts=self.integer("expert_count"),
+            top_k=self.integer("expert_used_count"),
+            inner_size=self.integer("expert_feed_forward_length"),
+            renormalise=self.keys.flag(self.key("expert_weights_norm"), True),
+        )
 
     def rope(self) -> RopeConfig:
         kind = self.keys.text(self.key("rope.scaling.type"), "none")

@@ -1,9 +1,9 @@
-"""Reading ``config.json`` of Qwen2, Qwen2.5 and Qwen3. No torch."""
+"""Reading ``config.json`` of Qwen2, Qwen2.5 and Qwen3, dense and mixtures. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -15,6 +15,7 @@ from pegboard.nn import (
     RopeConfig,
     read_rope,
 )
+from pegboard_model_qwen.mixture import hf_mixture
 from pegboard_model_qwen.settings import QwenConfig, make_config
 
 __all__ = ["from_hf"]
@@ -41,11 +42,24 @@ class Architecture:
     qk_norm: bool = False
     head_size: int | None = None
     """Where the file has none; None: the hidden size shared out among the heads."""
+    mixture: bool = False
+    shared_expert: bool = False
+    windows: Literal["from", "alternate", "all"] = "from"
+    """Which layers have a window where they are not listed: those from ``max_window_layers`` on,
+    every other one of those before it, or all."""
+
+    def windowed(self, layer: int, border: int) -> bool:
+        """Whether `layer` has a window; `border` is ``max_window_layers``."""
+        if self.windows == "alternate":
+            return layer % 2 == 0 and layer < border
+        return self.windows == "all" or layer >= border
 
 
 ARCHITECTURES = {
     "Qwen2ForCausalLM": Architecture(),
+    "Qwen2MoeForCausalLM": Architecture(mixture=True, shared_expert=True, windows="alternate"),
     "Qwen3ForCausalLM": Architecture(qk_norm=True, head_size=128),
+    "Qwen3MoeForCausalLM": Architecture(qk_norm=True, mixture=True, windows="all"),
 }
 
 
@@ -58,6 +72,9 @@ def from_hf(source: ConfigInput) -> QwenConfig:
     layers, heads = read.integer("num_hidden_layers"), read.integer("num_attention_heads")
     kinds = read.layer_types(layers)
     qkv_bias, output_bias = _biases(read, architecture)
+    mixture, sparse = hf_mixture(
+        read, layers, mixture=architecture.mixture, shared=architecture.shared_expert
+    )
     config = make_config(
         layers=layers,
         hidden_size=read.integer("hidden_size"),
@@ -69,11 +86,13 @@ def from_hf(source: ConfigInput) -> QwenConfig:
         max_positions=read.integer("max_position_embeddings", 32768),
         norm_eps=read.number("rms_norm_eps", 1e-6),
         rope=_single_rope(read, raw, kinds),
-        windows=_windows(read, layers, kinds),
+        windows=_windows(read, architecture, layers, kinds),
         qk_norm=architecture.qk_norm,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         tied=read.flag("tie_word_embeddings", False),
+        mixture=mixture,
+        sparse=sparse,
         facts={
             "eos_token_ids": read.ids("eos_token_id"),
             "bos_token_id": next(iter(read.ids("bos_token_id")), None),
@@ -86,9 +105,9 @@ def from_hf(source: ConfigInput) -> QwenConfig:
 
 
 def _biases(read: ConfigReader, architecture: Architecture) -> tuple[bool, bool]:
-    """On q, k and v, and after attention: Qwen2 files have no key for them."""
+    """On q, k and v, and after attention: dense Qwen2 files have no key for them."""
     if not architecture.qk_norm:
-        return True, False
+        return (read.flag("qkv_bias", True) if architecture.mixture else True), False
     both = read.flag("attention_bias", False)
     return both, both
 
@@ -109,10 +128,12 @@ def _single_rope(read: ConfigReader, raw: Mapping[str, Any], kinds: list[str] | 
     return ropes.pop()
 
 
-def _windows(read: ConfigReader, layers: int, kinds: list[str] | None) -> list[int | None]:
-    """The sliding window of each layer: of those that `kinds` names, else of those from
-    ``max_window_layers`` on. Without ``use_sliding_window`` the other keys mean nothing."""
-    first = read.integer("max_window_layers", 28, least=0)
+def _windows(
+    read: ConfigReader, architecture: Architecture, layers: int, kinds: list[str] | None
+) -> list[int | None]:
+    """The sliding window of each layer: of those that `kinds` names, else of those that the
+    architecture means. Without ``use_sliding_window`` the other keys mean nothing."""
+    border = read.integer("max_window_layers", 28, least=0)
     if not read.flag("use_sliding_window", False):
         read.get("sliding_window")
         if kinds is not None and "sliding_attention" in kinds:
@@ -121,8 +142,10 @@ def _windows(read: ConfigReader, layers: int, kinds: list[str] | None) -> list[i
             )
         return [None] * layers
     window = read.integer("sliding_window", None if read.has("sliding_window") else 4096)
+    if architecture.windows == "all":  # the reference looks at no key that would say which
+        read.refuse_unless({"max_window_layers": (0,), "layer_types": ()})
     if kinds is None:
-        return [window if layer >= first else None for layer in range(layers)]
+        return [window if architecture.windowed(layer, border) else None for layer in range(layers)]
     if window is None and "sliding_attention" in kinds:
         raise read.bad("sliding_window", None, "a length, as layer_types has sliding_attention")
     return [window if kind == "sliding_attention" else None for kind in kinds]

@@ -14,6 +14,7 @@ from pegboard.nn import (
     Embedding,
     GatedMLP,
     Head,
+    MoE,
     RMSNorm,
     Rope,
 )
@@ -46,7 +47,24 @@ def _decoder_layer(ctx: BuildContext, config: QwenConfig, rope: Rope, layer: int
             ctx, f"{name}.attention", _attention_shape(config), rope, config.slot_key(layer)
         ),
         RMSNorm(ctx, f"{name}.mlp_norm", hidden, config.norm_eps),
-        GatedMLP(ctx, f"{name}.mlp", hidden, config.inner_size),
+        _mlp(ctx, config, layer),
+    )
+
+
+def _mlp(ctx: BuildContext, config: QwenConfig, layer: int) -> torch.nn.Module:
+    prefix, mixture = f"layers.{layer}.mlp", config.mixture
+    if mixture is None or not config.sparse[layer]:
+        return GatedMLP(ctx, prefix, config.hidden_size, config.inner_size)
+    return MoE(
+        ctx,
+        prefix,
+        config.hidden_size,
+        mixture.inner_size,
+        mixture.experts,
+        mixture.top_k,
+        mixture.renormalise,
+        layer=layer,
+        shared_size=mixture.shared_size,
     )
 
 

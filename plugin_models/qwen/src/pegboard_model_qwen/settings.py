@@ -12,9 +12,30 @@ from pegboard.api.model import ModelFacts
 from pegboard.errors import ConfigError
 from pegboard.nn import RopeConfig
 
-__all__ = ["QwenConfig", "make_config"]
+__all__ = ["Mixture", "QwenConfig", "make_config"]
 
 SLOT = "attention"
+
+
+@attrs.frozen(kw_only=True)
+class Mixture:
+    """The experts of each layer that has some."""
+
+    experts: int
+    top_k: int
+    """Experts that each token is sent to."""
+    inner_size: int
+    """Of one expert."""
+    renormalise: bool
+    """The weights of the chosen experts are made to sum to 1."""
+    shared_size: int = 0
+    """Inner size of an expert that every token passes; 0: there is none."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.top_k > self.experts:
+            raise ConfigError(
+                f"{self.top_k} experts per token are not allowed: there are {self.experts}"
+            )
 
 
 @attrs.frozen(kw_only=True)
@@ -39,6 +60,9 @@ class QwenConfig:
     """On the product after attention."""
     tied: bool = False
     """The output head uses the embedding's weights."""
+    mixture: Mixture | None = None
+    sparse: tuple[bool, ...]
+    """Per layer: it has a mixture of experts in the place of its MLP."""
 
     def slot_key(self, layer: int) -> str:
         """Key of the cache slot of `layer`."""

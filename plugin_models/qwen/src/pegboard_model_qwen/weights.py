@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pegboard.api.model import Skip, WeightMap, WeightRule
 from pegboard_model_qwen.config import QwenConfig
 
@@ -26,18 +28,47 @@ _DENSE = (
     ("mlp.down_proj", "ffn_down", "mlp.down", 0),
 )
 
+_SPARSE = (("mlp.gate", "ffn_gate_inp", "mlp.router", 0),)
+_SHARED = (
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp", "mlp.shared.gate_up", 0),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp", "mlp.shared.gate_up", 1),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp", "mlp.shared.down", 0),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp", "mlp.shared_gate", 0),
+)
+_EXPERTS = (
+    # Each expert has its own tensors in the one kind of file, all are one tensor in the other.
+    ("mlp.experts.{e}.gate_proj", "ffn_gate_exps"),
+    ("mlp.experts.{e}.up_proj", "ffn_up_exps"),
+    ("mlp.experts.{e}.down_proj", "ffn_down_exps"),
+)
+
 
 def weight_map(config: QwenConfig, kind: str) -> WeightMap:
     """Rules and skips for checkpoints of `kind`, ``"hf"`` or ``"gguf"``."""
     gguf = kind == "gguf"
     before = "blk.{i}." if gguf else "model.layers.{i}."
-    names = (*_LAYER, *(_HEAD_NORMS if config.qk_norm else ()), *_DENSE)
     rules = [
         WeightRule(f"{before}{row[gguf]}", f"layers.{{i}}.{target}", part)
-        for *row, target, part in names
+        for *row, target, part in _names(config)
     ]
+    if config.mixture is not None:
+        count = 0 if gguf else config.mixture.experts
+        rules += [
+            WeightRule(f"{before}{row[gguf]}", "layers.{i}.mlp.experts", part, experts=count)
+            for part, row in enumerate(_EXPERTS)
+        ]
     ends, skips = _ends(config, gguf)
     return WeightMap((*ends, *rules), skips)
+
+
+def _names(config: QwenConfig) -> Iterator[tuple[str, str, str, int]]:
+    """Rows of the tables above that the model has, experts aside."""
+    yield from _LAYER
+    yield from _HEAD_NORMS if config.qk_norm else ()
+    yield from () if all(config.sparse) else _DENSE
+    yield from _SPARSE if any(config.sparse) else ()
+    if config.mixture is not None and config.mixture.shared_size:
+        yield from _SHARED
 
 
 def _ends(config: QwenConfig, gguf: bool) -> tuple[list[WeightRule], tuple[Skip, ...]]:
