@@ -37,7 +37,7 @@ class PrefillLaunch:
 
 _DECODE: Mapping[tuple[int, int], DecodeLaunch] = {
     (64, 2): DecodeLaunch(128, 4, 3),
-    (128, 2): DecodeLaunch(64, 4, 3),
+    (128, 2): DecodeLaunch(64, 2, 3),
     (256, 2): DecodeLaunch(32, 4, 3),
     (64, 4): DecodeLaunch(64, 4, 2),
     (128, 4): DecodeLaunch(32, 4, 2),
