@@ -101,6 +101,18 @@ def choices(vocab: int, dtype: torch.dtype) -> None:
     ops.choose(logits, wide, whole, wide, wide, whole, whole, whole)
 
 
+def products(inputs: int, outputs: int) -> None:
+    from pegboard_platform_cuda.kernels.linear import product
+    from pegboard_platform_cuda.tiles import Tile, tile_for
+
+    weight = torch.empty(outputs, inputs, dtype=BF16)
+    for rows in (1, 2, 16):
+        product(torch.empty(rows, inputs, dtype=BF16), weight, tile_for(inputs, outputs, rows))
+    x = torch.empty(8, inputs, dtype=BF16)
+    product(x, weight, Tile("matrix", outputs=64, depth=128, splits=4, stages=4))
+    product(x, weight, Tile("matrix", outputs=64, depth=128, stages=4, swapped=True))
+
+
 CASES: dict[str, Callable[[], None]] = {
     "rows 128": lambda: rows(128),
     "rows 1024": lambda: rows(1024),
@@ -109,6 +121,8 @@ CASES: dict[str, Callable[[], None]] = {
     "rows 4096 float32": lambda: rows(4096, torch.float32),
     "choose of 151936": lambda: choices(151936, BF16),
     "choose of 128256 float32": lambda: choices(128256, torch.float32),
+    "product 4096 x 6144": lambda: products(4096, 6144),
+    "product 768 x 100": lambda: products(768, 100),
     "heads of 128": lambda: heads(48, 8, 128, 128, norm=False),
     "normed heads of 128": lambda: heads(32, 8, 128, 128, norm=True),
     "heads of 64": lambda: heads(15, 3, 64, 64, norm=False),

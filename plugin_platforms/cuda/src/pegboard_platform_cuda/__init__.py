@@ -37,7 +37,7 @@ def pegboard_platforms() -> tuple[Platform, ...]:
 @hookimpl
 def pegboard_ops() -> tuple[OpVersion, ...]:
     """A version for each op that is worth a kernel."""
-    return tuple(_version(op) for op in _BY_ROW)
+    return tuple(_version(op) for op in (*_BY_ROW, "linear"))
 
 
 def _version(op: str) -> OpVersion:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pegboard_platform_cuda.kernels.activations import gelu_tanh_mul, silu_mul
 from pegboard_platform_cuda.kernels.choose import choose
+from pegboard_platform_cuda.kernels.linear import linear
 from pegboard_platform_cuda.kernels.norms import add_rms_norm, rms_norm
 from pegboard_platform_cuda.kernels.rotary import qk_norm_rope_store, rope, store_kv
 
@@ -11,6 +12,7 @@ __all__ = [
     "add_rms_norm",
     "choose",
     "gelu_tanh_mul",
+    "linear",
     "qk_norm_rope_store",
     "rms_norm",
     "rope",

@@ -24,7 +24,8 @@ _LONGEST = 65536
 @triton.jit(do_not_specialize=["rows"])
 def _norm_kernel(
     x, residual, weight, out, rows, inner, outer_stride, inner_stride, residual_outer,
-    residual_inner, eps, H: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    residual_inner, eps,
+    H: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     feature = tl.arange(0, BLOCK)
