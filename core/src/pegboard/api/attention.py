@@ -115,6 +115,9 @@ class AttentionLayer:
     soft_cap: float | None = None
     """Scaled scores s become ``soft_cap * tanh(s / soft_cap)`` before they are masked. Only layers
     of models that declare the feature ``soft_cap`` have one."""
+    sinks: torch.Tensor | None = None
+    """``[heads]``: a score per head that takes part in every softmax and has no value. Only layers
+    of models that declare the feature ``sinks`` have them."""
 
 
 @attrs.frozen(eq=False)

@@ -20,7 +20,7 @@ def pegboard_attention_backends() -> tuple[AttentionBackend, ...]:
             dtypes=("float32", "bfloat16", "float16"),
             kv_dtypes=("float32", "bfloat16", "float16"),
             head_sizes=(16, 32, 64, 80, 96, 112, 128, 160, 192, 256),
-            features=frozenset({"soft_cap"}),
+            features=frozenset({"sinks", "soft_cap"}),
             capture="whole",
             fused_kv_write=False,
             priority=10,

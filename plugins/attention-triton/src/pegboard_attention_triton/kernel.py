@@ -58,6 +58,7 @@ class TritonKernel:
                 f"attention backend 'triton': value_head_size={spec.value_head_size} differs from "
                 f"head_size={spec.head_size}"
             )
+        self._ctx = ctx
         self._spec = spec
         self._device = ctx.device
         self._block = ctx.group.block_size
@@ -91,7 +92,8 @@ class TritonKernel:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         table = metadata.block_table
         strides = (*query.stride()[:2], *_strides(kv), table.stride(0))
-        call = _Call((query, out, kv.data, table), (*strides, *_factors(layer)))
+        sinks = query if layer.sinks is None else layer.sinks
+        call = _Call((query, out, kv.data, sinks, table), (*strides, *_factors(layer)))
         constants = self._constants(layer)
         if metadata.prompts is not None:
             self._launch_prefill(call, metadata.prompts, constants)
@@ -142,9 +144,7 @@ class TritonKernel:
             **constants,
         )
 
-    def _launch_prefill(
-        self, call: _Call, prompts: Prompts, constants: Mapping[str, Any]
-    ) -> None:
+    def _launch_prefill(self, call: _Call, prompts: Prompts, constants: Mapping[str, Any]) -> None:
         launch = self._prefill
         pairs = max(launch.pairs, triton.next_power_of_2(constants["GROUP"]))
         tiles = prompts.tiles(pairs // constants["GROUP"])
@@ -179,6 +179,7 @@ class TritonKernel:
             "BLOCK": self._block,
             "DOT": self._dot_type,
             "SOFT_CAP": layer.soft_cap is not None,
+            "SINKS": layer.sinks is not None,
         }
 
 
@@ -187,7 +188,7 @@ class _Call:
     """What both kernels are given in one layer."""
 
     tensors: tuple[torch.Tensor, ...]
-    """Query, result, storage, block table."""
+    """Query, result, storage, sinks (if there are any), block table."""
     numbers: tuple[float, ...]
     """Strides and score factors."""
 

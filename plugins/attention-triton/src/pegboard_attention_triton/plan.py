@@ -67,13 +67,11 @@ def span_of(spec: KVSpec) -> int:
 def most_pieces(step: AttentionStep, spec: KVSpec, block_size: int, tile: int, parts: int) -> int:
     """Bound of the number of pieces, from host values that hold for every replay of the step.
 
-    A piece has at least `tile` tokens, but for the last of a row, and all pieces but those last ones
-    have at least the sum of all lengths over `parts`.
+    All pieces but the last of each row have at least `tile` tokens, and at least the sum of all
+    lengths over `parts`.
     """
     single = [
-        length
-        for count, length in zip(step.query_lens, step.kv_lens, strict=True)
-        if count == 1
+        length for count, length in zip(step.query_lens, step.kv_lens, strict=True) if count == 1
     ]
     longest = max(single, default=0)
     if spec.kind != "full":
@@ -87,8 +85,9 @@ def tiles_of(
 ) -> Ints:
     """``[tiles, TILE_FIELDS]`` of the rows with several query tokens, `queries` tokens per tile.
 
-    Rows with the most work come first. The tiles of one row and key head follow one another, so that
-    those that run at one time find their keys in the device's cache; the longest come first.
+    Rows with the most work come first. The tiles of one row and key head follow one another, those
+    with the most keys first, so that those that run at one time find their keys in the device's
+    cache.
     """
     counts, lengths = np.asarray(query_lens, np.int64), np.asarray(kv_lens, np.int64)
     rows = np.flatnonzero(counts > 1)

@@ -1,13 +1,14 @@
 """Triton's interpreter for tests: kernels run on the host where there is no GPU.
 
-A ``conftest.py`` beside the tests of a plugin with Triton kernels calls `interpret_without_gpu` when
-it is imported, which is before any kernel is.
+A ``conftest.py`` beside the tests of a plugin with Triton kernels calls `interpret_without_gpu`
+when it is imported, which is before any kernel is. Triton is that plugin's dependency.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from importlib import import_module
 from typing import Any
 
 __all__ = ["interpret_without_gpu"]
@@ -23,8 +24,7 @@ def interpret_without_gpu() -> bool:
     if shutil.which("nvidia-smi") is not None:
         return False
     os.environ["TRITON_INTERPRET"] = "1"
-    from triton.runtime import interpreter
-
+    interpreter: Any = import_module("triton.runtime.interpreter")
     if not hasattr(interpreter, "_pegboard_patched"):
         _patch_bounds(interpreter)
         _patch_products(interpreter)
@@ -43,8 +43,7 @@ def _patch_bounds(interpreter: Any) -> None:
 
 
 def _patch_products(interpreter: Any) -> None:
-    import triton.language as tl
-
+    tl = interpreter.tl
     multiply = interpreter.InterpreterBuilder.create_dot
 
     def widened(self: Any, operand: Any) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pegboard_attention_triton.kernels.softmax import FLOOR, absorb, page_offsets
+from pegboard_attention_triton.kernels.softmax import FLOOR, absorb, begin_with, page_offsets
 
 __all__ = ["PIECE_FIELDS", "cut_rows", "decode"]
 
@@ -83,6 +83,7 @@ def decode(
     query: tl.tensor,
     out: tl.tensor,
     kv: tl.tensor,
+    sinks: tl.tensor,
     table: tl.tensor,
     pieces: tl.tensor,
     states: tl.tensor,
@@ -105,8 +106,10 @@ def decode(
     JOIN: tl.constexpr,
     DOT: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    SINKS: tl.constexpr,
 ) -> None:
-    """One piece and one key head: ``query`` and ``out [T, HEADS, DIM]``, `out` without gaps.
+    """One piece and one key head: ``query`` and ``out [T, HEADS, DIM]``, `out` without
+    gaps, ``sinks [HEADS]`` if `SINKS`.
 
     ``states [.., HEADS, DIM]`` and ``marks [.., HEADS, 2]`` hold the state of pieces that are to be
     joined: weighted sums, peak and total. ``arrivals [rows, key heads]`` is 0 between launches.
@@ -138,6 +141,9 @@ def decode(
     acc = tl.zeros([FOLD, WIDTH], tl.float32)
     total = tl.zeros([FOLD], tl.float32)
     peak = tl.full([FOLD], FLOOR, tl.float32)
+    if SINKS:
+        if which == 0:  # of a row in several pieces, the first has the sink
+            peak, total = begin_with(sinks + heads, lane < GROUP)
     blocks = table + row.to(tl.int64) * table_row
     offset = head.to(tl.int64) * kv_head
     for at in range(start, stop, TILE):

@@ -1,8 +1,9 @@
-"""Rows with several query tokens: attention tile by tile (Dao, "FlashAttention-2", 2023) over pages.
+"""Rows with several query tokens: attention over pages, tile by tile.
 
-A program computes one *tile*: some query tokens of one row with all query heads of one key head, up
-to `TILE_M` pairs of both. It visits the keys that some query of the tile sees; only at the borders
-of that range, where not every query sees every key, are scores masked.
+After Dao, "FlashAttention-2", 2023. A program computes one *tile*: some query tokens of one row
+with all query heads of one key head, up to `TILE_M` pairs of both. It visits the keys that some query of
+the tile sees; only at the borders of that range, where not every query sees every key, are scores
+masked.
 
 Arithmetic bounds it: 4 * heads * dim per pair of a query and a key that it sees.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pegboard_attention_triton.kernels.softmax import FLOOR, absorb, page_offsets
+from pegboard_attention_triton.kernels.softmax import FLOOR, absorb, begin_with, page_offsets
 
 __all__ = ["TILE_FIELDS", "prefill"]
 
@@ -21,13 +22,12 @@ TILE_FIELDS = 5
 first in its request."""
 
 
-@triton.jit(
-    do_not_specialize_on_alignment=["table", "tiles"], do_not_specialize=["table_row"]
-)
+@triton.jit(do_not_specialize_on_alignment=["table", "tiles"], do_not_specialize=["table_row"])
 def prefill(
     query: tl.tensor,
     out: tl.tensor,
     kv: tl.tensor,
+    sinks: tl.tensor,
     table: tl.tensor,
     tiles: tl.tensor,
     query_token: tl.tensor,
@@ -49,8 +49,10 @@ def prefill(
     SPAN: tl.constexpr,
     DOT: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    SINKS: tl.constexpr,
 ) -> None:
-    """One tile: ``query`` and ``out [T, HEADS, DIM]``, `out` without gaps."""
+    """One tile: ``query`` and ``out [T, HEADS, DIM]``, `out` without gaps, ``sinks [HEADS]`` if
+    `SINKS`."""
     WIDTH: tl.constexpr = triton.next_power_of_2(DIM)
     tile = tiles + tl.program_id(0) * 5
     row = tl.load(tile).to(tl.int64)
@@ -66,7 +68,9 @@ def prefill(
     tokens = (token + nth).to(tl.int64)
     heads = head * GROUP + pair % GROUP
     asked = tl.load(
-        query + tokens[:, None] * query_token + heads[:, None] * query_head + dim[None, :], live, 0.0
+        query + tokens[:, None] * query_token + heads[:, None] * query_head + dim[None, :],
+        live,
+        0.0,
     ).to(DOT)
 
     # Of its request: where each query stands, and the first token that each sees.
@@ -92,6 +96,8 @@ def prefill(
     acc = tl.zeros([TILE_M, WIDTH], tl.float32)
     total = tl.zeros([TILE_M], tl.float32)
     peak = tl.full([TILE_M], FLOOR, tl.float32)
+    if SINKS:
+        peak, total = begin_with(sinks + heads, nth < count)
     blocks = table + row * table_row
     offset = head.to(tl.int64) * kv_head
     if KIND != "full":

@@ -2,8 +2,8 @@
 
 Scores are kept in units of log 2, so that weights are ``exp2`` of differences. A row's running
 state is its largest score so far (`peak`), the sum of its weights (`total`) and the weighted sum of
-values (`acc`), both relative to the peak (Milakov and Gimelshein, "Online normalizer calculation for
-softmax", 2018).
+values (`acc`), both relative to the peak (Milakov and Gimelshein, "Online normalizer calculation
+for softmax", 2018).
 """
 
 from __future__ import annotations
@@ -11,16 +11,32 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["FLOOR", "absorb", "page_offsets"]
+__all__ = ["FLOOR", "absorb", "begin_with", "page_offsets"]
 
 FLOOR: tl.constexpr = tl.constexpr(-1.0e30)
 """The peak of a row that has seen nothing. It is finite, so that a hidden score of minus infinity
 has weight 0 and not the difference of two infinities."""
 
 
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def begin_with(sinks: tl.tensor, valid: tl.tensor) -> tl.tensor:
+    """Peak and total of rows that have seen their sink alone, whose score is at ``sinks [m]``."""
+    peak = tl.load(sinks, valid, 0.0).to(tl.float32) * LOG2E
+    return peak, tl.full(peak.shape, 1.0, tl.float32)
+
+
 @triton.jit
 def page_offsets(
-    blocks: tl.tensor, place: tl.tensor, valid: tl.tensor, base: tl.tensor, kv_block: tl.tensor, kv_token: tl.tensor, BLOCK: tl.constexpr
+    blocks: tl.tensor,
+    place: tl.tensor,
+    valid: tl.tensor,
+    base: tl.tensor,
+    kv_block: tl.tensor,
+    kv_token: tl.tensor,
+    BLOCK: tl.constexpr,
 ) -> tl.tensor:
     """Where the keys of tokens ``place [n]`` lie: the block table of the row begins at `blocks`,
     the storage of the head at offset `base`; int64 ``[n]``, in elements. Tokens that are not valid
@@ -49,9 +65,9 @@ def absorb(
     """The state after ``n`` more tokens: ``query [m, d]``, ``key`` and ``value [n, d]``, ``seen [m,
     n]`` (only if `MASKED`).
 
-    Without a cap, `scale` turns products into scores in units of log 2. With one, a score is ``cap *
-    tanh(x)``, computed as ``cap - 2 cap / (exp2(product * scale) + 1)``: `scale` includes 2 log2(e)
-    and `cap` log2(e).
+    Without a cap, `scale` turns products into scores in units of log 2. With one, a score is
+    ``cap * tanh(x)``, computed as ``cap - 2 cap / (exp2(product * scale) + 1)``: `scale` includes
+    2 log2(e) and `cap` log2(e).
     """
     score = tl.dot(query, tl.trans(key), input_precision="ieee")
     if SOFT_CAP:

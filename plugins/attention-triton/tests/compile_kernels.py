@@ -1,0 +1,135 @@
+"""Compile every variant of the kernels for an H200, without one; print what each takes as JSON.
+
+Run as a script: in the process of the tests kernels are interpreted.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from pegboard_attention_triton.kernel import JOINED_AT_ONCE
+from pegboard_attention_triton.kernels.decode import cut_rows, decode
+from pegboard_attention_triton.kernels.prefill import prefill
+from pegboard_attention_triton.launch import decode_launch, prefill_launch
+
+TARGET = GPUTarget("cuda", 90, 32)
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+TABLES = ("table", "pieces", "tiles", "arrivals", "kv_lens", "query_starts")
+FULL = {"KIND": "full", "SPAN": 1}
+SLIDING = {"KIND": "sliding", "SPAN": 4096}
+CHUNKED = {"KIND": "chunked", "SPAN": 8192}
+
+
+def build(kernel: Any, dtype: str, constants: Mapping[str, Any], warps: int, stages: int) -> Any:
+    """Compile one variant; storage has strides and addresses that are multiples of 16."""
+
+    def kind(name: str) -> str:
+        if name in constants:
+            return "constexpr"
+        if name in TABLES:
+            return "*i32"
+        if name in ("states", "marks"):
+            return "*fp32"
+        if name in ("query", "out", "kv", "sinks"):
+            return f"*{dtype}"
+        return "fp32" if name in ("scale", "cap") else "i32"
+
+    signature = {name: kind(name) for name in kernel.arg_names}
+    free = ("table", "pieces", "tiles", "table_row", "rows", "room", "scale", "cap")
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(kernel.arg_names)
+        if name not in free and signature[name] != "constexpr"
+    }
+    source = ASTSource(kernel, signature, dict(constants), aligned)
+    return triton.compile(source, TARGET, {"num_warps": warps, "num_stages": stages})
+
+
+def sizes(
+    dtype: str,
+    dim: int,
+    group: int,
+    cap: bool = False,
+    block: int = 16,
+    sinks: bool = False,
+) -> dict[str, Any]:
+    return {
+        "HEADS": 8 * group,
+        "GROUP": group,
+        "DIM": dim,
+        "BLOCK": block,
+        "DOT": TYPES[dtype],
+        "SOFT_CAP": cap,
+        "SINKS": sinks,
+    }
+
+
+def decode_variant(dtype: str, dim: int, group: int, **more: Any) -> Any:
+    launch = decode_launch(dim, 4 if dtype == "fp32" else 2)
+    lanes = triton.next_power_of_2(group) * triton.next_power_of_2(dim)
+    constants = {**sizes(dtype, dim, group, **more), "TILE": launch.tile}
+    constants["JOIN"] = max(JOINED_AT_ONCE // lanes, 1)
+    return build(decode, dtype, constants, launch.warps, launch.stages)
+
+
+def prefill_variant(
+    dtype: str, dim: int, group: int, kind: Mapping[str, Any] = FULL, **more: Any
+) -> Any:
+    launch = prefill_launch(dim, 4 if dtype == "fp32" else 2)
+    pairs = max(launch.pairs, triton.next_power_of_2(group))
+    constants = {**sizes(dtype, dim, group, **more), **kind, "TILE": launch.tile, "TILE_M": pairs}
+    return build(prefill, dtype, constants, launch.warps, launch.stages)
+
+
+def variants() -> Iterator[tuple[str, Any]]:
+    """Name and compiled kernel."""
+    for kind in (FULL, SLIDING, CHUNKED):
+        cut = {**kind, "BLOCK": 16, "TILE": 64, "PARTS": 66, "ROWS": 256}
+        yield f"cut_rows {kind['KIND']}", build(cut_rows, "i32", cut, 4, 3)
+    for dim, group in ((64, 8), (80, 1), (128, 1), (128, 4), (128, 16), (192, 4), (256, 8)):
+        yield f"decode bf16 {dim} {group}", decode_variant("bf16", dim, group)
+    for dim in (64, 80, 128, 192, 256):
+        yield f"prefill bf16 {dim}", prefill_variant("bf16", dim, 4)
+    yield "decode fp16 128 7 capped", decode_variant("fp16", 128, 7, cap=True)
+    for dim in (64, 128, 256):
+        yield f"decode fp32 {dim}", decode_variant("fp32", dim, 4)
+        yield f"prefill fp32 {dim}", prefill_variant("fp32", dim, 4)
+    yield "prefill bf16 256 sliding capped", prefill_variant("bf16", 256, 4, SLIDING, cap=True)
+    yield "prefill bf16 128 chunked", prefill_variant("bf16", 128, 5, CHUNKED, block=64)
+    yield "prefill fp16 128 sliding", prefill_variant("fp16", 128, 7, SLIDING)
+    yield "decode bf16 64 8 sinks", decode_variant("bf16", 64, 8, sinks=True)
+    yield "prefill bf16 64 sinks", prefill_variant("bf16", 64, 8, SLIDING, sinks=True)
+
+
+def resources(compiled: Any) -> dict[str, int]:
+    """Registers and bytes of stack per thread, bytes of shared memory per program, instructions."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    words = dict(word.split(":", 1) for word in text.split() if word.count(":") == 1)
+    ptx = compiled.asm["ptx"]
+    return {
+        "registers": int(words["REG"]),
+        "stack": int(words["STACK"]),
+        "shared": compiled.metadata.shared,
+        "wgmma": ptx.count("wgmma.mma_async"),
+        "wide_loads": ptx.count("cp.async.cg.shared.global"),
+    }
+
+
+if __name__ == "__main__":
+    json.dump({name: resources(compiled) for name, compiled in variants()}, sys.stdout, indent=1)

@@ -1,0 +1,35 @@
+"""The kernels compile for an H200, on any machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WITHOUT_ROOM = 40
+"""Bytes of stack that a variant may use; more means that registers are spilled."""
+
+
+@pytest.mark.accept
+@pytest.mark.timeout(900)
+def test_every_variant_compiles_and_keeps_its_state_in_registers() -> None:
+    script = Path(__file__).with_name("compile_kernels.py")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-I", str(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    for name, figures in found.items():
+        # Exact products of long float32 heads do not fit, and need not be fast.
+        assert figures["stack"] <= WITHOUT_ROOM or "fp32" in name, (name, figures)
+        assert figures["wgmma"] or not name.startswith("prefill") or "fp32" in name, name
+        assert figures["wide_loads"] or name.startswith("cut_rows"), (name, figures)
