@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from pegboard.nn.cache_ops import qk_norm_rope_store, store_kv
 from pegboard.nn.moe_ops import moe_experts, moe_route
+from pegboard.nn.step_ops import decode_inputs
 from pegboard.sampling.choose import choose
 
 __all__ = [
@@ -135,6 +136,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
             Op("add_rms_norm", add_rms_norm, _ROUNDING),
             Op("choose", choose, _ROUNDING),
             Op("gelu_tanh_mul", gelu_tanh_mul, _ROUNDING),
+            Op("decode_inputs", decode_inputs, _ROUNDING),
             Op("linear", linear, _ROUNDING),
             Op("moe_experts", moe_experts, _ROUNDING),
             Op("moe_route", moe_route, _ROUNDING),

@@ -12,7 +12,7 @@ log-probabilities are sampled by operations that follow what the host knows of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,19 +31,15 @@ from pegboard.api.kv import (
 from pegboard.api.model import Batch, LanguageModel
 from pegboard.api.platform import Execution, Recording
 from pegboard.api.step import StepPlan
+from pegboard.nn import OpTable
+from pegboard.nn.step_ops import FIXED, PER_GROUP, DecodeInputs
 from pegboard.runner.attention import GroupAttention, capturable, plan_groups
 from pegboard.runner.slots import Limits, Slots
 from pegboard.sampling.transit import send
 
 __all__ = ["DecodeRecordings", "bucket_sizes"]
 
-_FIXED = 3
-"""Columns beside those of the groups: slot, position, KV length."""
-_PER_GROUP = 3
-"""Columns of a group: line of its table, entry, block id."""
 _KINDS = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalSpec)
-
-Choose = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def bucket_sizes(most: int) -> tuple[int, ...]:
@@ -74,7 +70,7 @@ class DecodeRecordings:
         limits: Limits,
         attention: Sequence[GroupAttention],
         storage: Mapping[str, KVTensors],
-        choose: Choose,
+        ops: OpTable,
         execution: Execution,
     ) -> None:
         self._model = model
@@ -82,15 +78,18 @@ class DecodeRecordings:
         self._limits = limits
         self._attention = attention
         self._storage = storage
-        self._choose = choose
+        self._choose = ops["choose"]
+        self._inputs = ops["decode_inputs"]
         self._execution = execution
         self._buckets: list[_Bucket] = []
         self.sizes = bucket_sizes(limits.max_rows)
         self.replays = 0
         """Steps that were replayed."""
         rows, device = self.sizes[-1], slots.device
-        width = _FIXED + _PER_GROUP * len(slots.groups)
-        self._columns = torch.zeros(width * rows, dtype=torch.int32, device=device)
+        self._width = FIXED + PER_GROUP * len(slots.groups)
+        self._rows = torch.arange(rows, device=device)
+        self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._columns = torch.zeros(self._width * rows, dtype=torch.int32, device=device)
         self._logits = torch.zeros((0, 0), device=device)
         self._ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self._status = torch.zeros(rows, dtype=torch.int8, device=device)
@@ -150,15 +149,14 @@ class DecodeRecordings:
 
     def _view(self, rows: int) -> torch.Tensor:
         """The columns of a recording: int32 [columns, rows]."""
-        width = _FIXED + _PER_GROUP * len(self._slots.groups)
-        return self._columns[: width * rows].view(width, rows)
+        return self._columns[: self._width * rows].view(self._width, rows)
 
     def _fill(self, rows: int, plan: StepPlan | None) -> None:
         """Send the columns of a plan, of none for a recording without requests."""
         spare = self._slots.spare
-        columns = np.zeros((_FIXED + _PER_GROUP * len(self._slots.groups), rows), np.int32)
+        columns = np.zeros((self._width, rows), np.int32)
         columns[0] = spare
-        columns[_FIXED::_PER_GROUP] = spare
+        columns[FIXED::PER_GROUP] = spare
         if plan is not None:
             count = plan.rows
             columns[0, :count] = plan.slots
@@ -171,54 +169,40 @@ class DecodeRecordings:
     def _fill_blocks(self, columns: Any, plan: StepPlan) -> None:
         for group, changes in enumerate(self._slots.take_blocks()):
             if changes:
-                place = _FIXED + _PER_GROUP * group
+                place = FIXED + PER_GROUP * group
                 for row, slot in enumerate(plan.slots):
                     if slot in changes:
-                        columns[place : place + _PER_GROUP, row] = changes[slot]
+                        columns[place : place + PER_GROUP, row] = changes[slot]
 
     def _run_forward(self, rows: int) -> None:
         self._logits[:rows] = self._forward(rows)
 
     def _forward(self, rows: int) -> torch.Tensor:
         """The forward pass from the columns on; the host gives it no values."""
-        columns = self._view(rows).long()
-        slots, positions = columns[0], columns[1]
-        kv_lens = self._view(rows)[2]
-        steps = [
-            self._group_step(number, columns, slots, positions, kv_lens)
-            for number in range(len(self._slots.groups))
-        ]
+        slots = self._slots
+        inputs: DecodeInputs = self._inputs(
+            self._view(rows), slots.tokens, slots.tables, [g.block_size for g in slots.groups]
+        )
+        steps = [self._group_step(inputs, number) for number in range(len(slots.groups))]
         batch = Batch(
-            ids=self._slots.tokens[slots, positions].long(),
-            positions=positions,
-            logit_rows=torch.arange(rows, device=slots.device),
+            ids=inputs.ids,
+            positions=inputs.positions,
+            logit_rows=self._rows[:rows],
             groups=plan_groups(self._attention, steps),
             kv=self._storage,
         )
         return self._model.logits(self._model.forward(batch), batch)
 
-    def _group_step(
-        self,
-        number: int,
-        columns: torch.Tensor,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        kv_lens: torch.Tensor,
-    ) -> AttentionStep:
-        group, table = self._slots.groups[number], self._slots.tables[number]
-        place = _FIXED + _PER_GROUP * number
-        lines, entries = columns[place], columns[place + 1]
-        table[lines, entries] = self._view(len(slots))[place + 2]
-        blocks = table[slots, positions // group.block_size].long()
-        places = blocks * group.block_size + positions % group.block_size
+    def _group_step(self, inputs: DecodeInputs, group: int) -> AttentionStep:
+        rows = len(inputs.slots)
         return AttentionStep(
-            query_lens=[1] * len(slots),
-            kv_lens=[self._limits.max_model_len] * len(slots),
+            query_lens=[1] * rows,
+            kv_lens=[self._limits.max_model_len] * rows,
             block_lists=(),
-            query_starts=torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device),
-            kv_lens_device=kv_lens,
-            block_table=table[slots],
-            slots=torch.where(kv_lens > 0, places, -1),
+            query_starts=self._starts[: rows + 1],
+            kv_lens_device=inputs.kv_lens,
+            block_table=inputs.tables[group],
+            slots=inputs.places[group],
             captured=True,
         )
 

@@ -54,7 +54,8 @@ class ModelRunner:
         self._model = model
         self._limits = limits
         self._attention = tuple(attention)
-        self._choose = (ops or OpTable.plain()).widest("choose")
+        self._ops = ops or OpTable.plain()
+        self._choose = self._ops.widest("choose")
         self._execution: Execution = execution or Immediate()
         self._recordings: DecodeRecordings | None = None
         self.cache = cache
@@ -89,7 +90,7 @@ class ModelRunner:
             self._limits,
             self._attention,
             self.storage,
-            self._choose,
+            self._ops,
             self._execution,
         )
         self._recordings.record()

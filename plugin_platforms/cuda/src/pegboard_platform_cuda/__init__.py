@@ -11,6 +11,7 @@ PEGBOARD_API = {"ops": 0, "platform": 0}
 _BY_ROW = (
     "add_rms_norm",
     "choose",
+    "decode_inputs",
     "gelu_tanh_mul",
     "qk_norm_rope_store",
     "rms_norm",

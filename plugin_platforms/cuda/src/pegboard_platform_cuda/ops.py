@@ -7,10 +7,12 @@ from pegboard_platform_cuda.kernels.choose import choose
 from pegboard_platform_cuda.kernels.linear import linear
 from pegboard_platform_cuda.kernels.norms import add_rms_norm, rms_norm
 from pegboard_platform_cuda.kernels.rotary import qk_norm_rope_store, rope, store_kv
+from pegboard_platform_cuda.kernels.step import decode_inputs
 
 __all__ = [
     "add_rms_norm",
     "choose",
+    "decode_inputs",
     "gelu_tanh_mul",
     "linear",
     "qk_norm_rope_store",

@@ -13,7 +13,7 @@ than two launches. With filters each pass adds about 40 instructions for a logit
 to 50 µs; bfloat16 needs at most six passes, float32 at most eleven.
 """
 
-# ruff: noqa: B007, N803, PLR0124
+# ruff: noqa: B007, PLR0124
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, check-untyped-defs=False
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ units would be idle for fifteen sixteenths; more rows go through the matrix unit
 sums are in float32 and in a fixed order.
 """
 
-# ruff: noqa: N803
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, check-untyped-defs=False
 from __future__ import annotations
 

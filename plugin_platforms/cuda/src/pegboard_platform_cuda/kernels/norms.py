@@ -5,7 +5,6 @@ of 4096 bfloat16 is far below the cost of a launch (about 2 µs inside a graph),
 4096 take 60 µs without and 120 µs with a residual at 4.4 TB/s.
 """
 
-# ruff: noqa: N803
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, check-untyped-defs=False
 from __future__ import annotations
 
