@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import pytest
 import torch
 
-if shutil.which("nvidia-smi") is None:
-    # Triton reads this when a kernel is defined, so it stands before any import of one.
-    os.environ["TRITON_INTERPRET"] = "1"
+from pegboard_testkit.interpreter import interpret_without_gpu
+
+# Triton asks when a kernel is defined, so this stands before any import of one.
+interpret_without_gpu()
 
 
 @pytest.fixture

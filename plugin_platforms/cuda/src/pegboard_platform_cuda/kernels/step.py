@@ -62,7 +62,7 @@ def decode_inputs(
     tables: Sequence[torch.Tensor],
     block_sizes: Sequence[int],
 ) -> DecodeInputs:
-    """`pegboard.nn.step_ops.decode_inputs`; of the gathered tables only what rows have is filled."""
+    """`pegboard.nn.step_ops.decode_inputs`; tables are filled as far as rows have blocks."""
     rows, device = columns.shape[1], columns.device
     slots, positions, ids = torch.empty((3, rows), dtype=torch.int64, device=device)
     kv_lens = torch.empty(rows, dtype=torch.int32, device=device)
