@@ -124,6 +124,17 @@ def mixture(tokens: int, experts: int = 128, hidden: int = 2048, size: int = 768
     ops.moe_experts(x, gate_up, down, weights, ids, "silu")
 
 
+def overlapping(work: Callable[[], None]) -> None:
+    from pegboard_platform_cuda import tiles
+
+    before = tiles.OVERLAP
+    tiles.OVERLAP = True
+    try:
+        work()
+    finally:
+        tiles.OVERLAP = before
+
+
 CASES: dict[str, Callable[[], None]] = {
     "rows 128": lambda: rows(128),
     "rows 1024": lambda: rows(1024),
@@ -140,6 +151,9 @@ CASES: dict[str, Callable[[], None]] = {
     "mixture of 512": lambda: mixture(512),
     "mixture of 1024": lambda: mixture(1024),
     "mixture of 16384": lambda: mixture(16384),
+    "overlapping product 4096 x 6144": lambda: overlapping(lambda: products(4096, 6144)),
+    "overlapping rows 4096": lambda: overlapping(lambda: rows(4096)),
+    "overlapping heads": lambda: overlapping(lambda: heads(32, 8, 128, 128, norm=True)),
     "heads of 128": lambda: heads(48, 8, 128, 128, norm=False),
     "normed heads of 128": lambda: heads(32, 8, 128, 128, norm=True),
     "heads of 64": lambda: heads(15, 3, 64, 64, norm=False),

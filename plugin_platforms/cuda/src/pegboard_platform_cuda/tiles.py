@@ -10,12 +10,17 @@ __all__ = [
     "EXPERT_TILES",
     "FEW_PAIRS",
     "FEW_ROWS",
+    "OVERLAP",
     "TILES",
     "ExpertTile",
     "Tile",
     "expert_tile",
     "tile_for",
 ]
+
+OVERLAP = False
+"""A kernel may be launched while the one before it still runs: it waits where it needs results, and
+fetches weights before. Only among our own kernels, on capability 9.0 and later."""
 
 FEW_ROWS = 16
 """Most rows for which a product of our own is worth it."""

@@ -78,9 +78,8 @@ def _pair_down_kernel(
             inside = feature < SIZE
             mask = there[:, None] & inside[None, :]
             given = tl.load(inner + pair * SIZE + feature, mask=inside, other=0.0)
-            part += tl.load(rows + feature[None, :], mask=mask, other=0.0).to(tl.float32) * given[
-                None, :
-            ].to(tl.float32)
+            found = tl.load(rows + feature[None, :], mask=mask, other=0.0)
+            part += found.to(tl.float32) * given.to(tl.float32)[None, :]
         result = tl.sum(part, 1).to(out.dtype.element_ty).to(tl.float32)
         total += result * tl.load(weights + pair)
     tl.store(out + token.to(tl.int64) * H + column, total.to(out.dtype.element_ty), mask=there)
