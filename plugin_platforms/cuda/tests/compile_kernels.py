@@ -113,6 +113,28 @@ def products(inputs: int, outputs: int) -> None:
     product(x, weight, Tile("matrix", outputs=64, depth=128, stages=4, swapped=True))
 
 
+def mixture(tokens: int, experts: int = 128, hidden: int = 2048, size: int = 768) -> None:
+    from pegboard_platform_cuda import ops
+
+    x = torch.empty(tokens, hidden, dtype=BF16)
+    weights, ids = ops.moe_route(torch.empty(tokens, experts, dtype=BF16), 8, True)
+    # memory that is never touched
+    gate_up = torch.empty(experts, 2 * size, hidden, dtype=BF16)
+    down = torch.empty(experts, hidden, size, dtype=BF16)
+    ops.moe_experts(x, gate_up, down, weights, ids, "silu")
+
+
+def overlapping(work: Callable[[], None]) -> None:
+    from pegboard_platform_cuda import tiles
+
+    before = tiles.OVERLAP
+    tiles.OVERLAP = True
+    try:
+        work()
+    finally:
+        tiles.OVERLAP = before
+
+
 CASES: dict[str, Callable[[], None]] = {
     "rows 128": lambda: rows(128),
     "rows 1024": lambda: rows(1024),
@@ -123,6 +145,15 @@ CASES: dict[str, Callable[[], None]] = {
     "choose of 128256 float32": lambda: choices(128256, torch.float32),
     "product 4096 x 6144": lambda: products(4096, 6144),
     "product 768 x 100": lambda: products(768, 100),
+    "mixture of 1": lambda: mixture(1),
+    "mixture of 64": lambda: mixture(64),
+    "mixture of 256": lambda: mixture(256),
+    "mixture of 512": lambda: mixture(512),
+    "mixture of 1024": lambda: mixture(1024),
+    "mixture of 16384": lambda: mixture(16384),
+    "overlapping product 4096 x 6144": lambda: overlapping(lambda: products(4096, 6144)),
+    "overlapping rows 4096": lambda: overlapping(lambda: rows(4096)),
+    "overlapping heads": lambda: overlapping(lambda: heads(32, 8, 128, 128, norm=True)),
     "heads of 128": lambda: heads(48, 8, 128, 128, norm=False),
     "normed heads of 128": lambda: heads(32, 8, 128, 128, norm=True),
     "heads of 64": lambda: heads(15, 3, 64, 64, norm=False),

@@ -13,6 +13,7 @@ _BY_ROW = (
     "choose",
     "decode_inputs",
     "gelu_tanh_mul",
+    "moe_route",
     "qk_norm_rope_store",
     "rms_norm",
     "rope",
@@ -38,7 +39,7 @@ def pegboard_platforms() -> tuple[Platform, ...]:
 @hookimpl
 def pegboard_ops() -> tuple[OpVersion, ...]:
     """A version for each op that is worth a kernel."""
-    return tuple(_version(op) for op in (*_BY_ROW, "linear"))
+    return tuple(_version(op) for op in (*_BY_ROW, "linear", "moe_experts"))
 
 
 def _version(op: str) -> OpVersion:

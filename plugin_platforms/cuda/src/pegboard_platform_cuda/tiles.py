@@ -1,4 +1,4 @@
-"""Which tiles the products with few rows use, by the shape of the weight: plain data."""
+"""Which tiles the products use, by the shape of the weight and the number of rows: plain data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,21 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-__all__ = ["FEW_ROWS", "TILES", "Tile", "tile_for"]
+__all__ = [
+    "EXPERT_TILES",
+    "FEW_PAIRS",
+    "FEW_ROWS",
+    "OVERLAP",
+    "TILES",
+    "ExpertTile",
+    "Tile",
+    "expert_tile",
+    "tile_for",
+]
+
+OVERLAP = False
+"""A kernel may be launched while the one before it still runs: it waits where it needs results, and
+fetches weights before. Only among our own kernels, on capability 9.0 and later."""
 
 FEW_ROWS = 16
 """Most rows for which a product of our own is worth it."""
@@ -48,3 +62,41 @@ def tile_for(inputs: int, outputs: int, rows: int) -> Tile:
         return Tile("vector", outputs=4 if outputs >= 2048 else 2, depth=min(1024, inputs))
     wide = 64 if outputs >= 16384 else 32 if outputs >= 4096 else 16
     return Tile("matrix", outputs=wide, depth=256 if wide < 64 else 128, stages=4)
+
+
+FEW_PAIRS = 64
+"""Pairs of token and expert up to which each is multiplied by itself, by element."""
+
+
+class ExpertTile(NamedTuple):
+    """How the products of a mixture's experts are cut."""
+
+    rows: int
+    """Rows of a block; 1 where each pair is multiplied by itself."""
+    up: int
+    """Columns of the gated product, each a row of the gate and a row of up."""
+    down: int
+    """Columns of the product back."""
+    depth: int
+    """Elements of the inner axis that are held at once."""
+    warps: int
+    stages: int
+
+
+EXPERT_TILES: Mapping[int, ExpertTile] = MappingProxyType(
+    {
+        8: ExpertTile(16, 32, 64, 128, 4, 4),
+        16: ExpertTile(16, 64, 64, 128, 4, 4),
+        32: ExpertTile(32, 64, 128, 64, 4, 4),
+        64: ExpertTile(64, 64, 128, 64, 4, 4),
+        1 << 30: ExpertTile(128, 128, 256, 64, 8, 3),
+    }
+)
+"""By most pairs an expert has on average."""
+
+
+def expert_tile(pairs: int, experts: int) -> ExpertTile:
+    """The tile for so many pairs over so many experts."""
+    if pairs <= FEW_PAIRS:
+        return ExpertTile(1, 2, 4, 1024, 4, 1)
+    return next(tile for most, tile in EXPERT_TILES.items() if pairs <= most * experts)

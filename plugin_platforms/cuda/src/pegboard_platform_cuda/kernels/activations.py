@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from pegboard_platform_cuda.kernels.overlap import overlap, wait
+
 __all__ = ["gelu_tanh", "gelu_tanh_mul", "silu", "silu_mul"]
 
 _BLOCK = 1024
@@ -28,12 +30,15 @@ def gelu_tanh(x):
 
 @triton.jit
 def _gated_kernel(
-    packed, out, packed_stride, size, SILU: tl.constexpr, BLOCK: tl.constexpr
+    packed, out, packed_stride, size, SILU: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     feature = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = feature < size
     place = packed + row * packed_stride + feature
+    if EARLY:
+        wait()
     gate = tl.load(place, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(place + size, mask=mask, other=0.0).to(tl.float32)
     active = silu(gate) if SILU else gelu_tanh(gate)
@@ -60,6 +65,6 @@ def _gated(packed: torch.Tensor, *, silu_gate: bool) -> torch.Tensor:
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     block = min(_BLOCK, triton.next_power_of_2(size))
     _gated_kernel[(rows.shape[0], triton.cdiv(size, block))](
-        rows, out, rows.stride(0), size, SILU=silu_gate, BLOCK=block, num_warps=4
+        rows, out, rows.stride(0), size, SILU=silu_gate, BLOCK=block, num_warps=4, **overlap()
     )
     return out

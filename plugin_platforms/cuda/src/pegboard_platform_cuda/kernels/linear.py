@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from pegboard_platform_cuda.kernels.overlap import fetch, overlap, wait
 from pegboard_platform_cuda.tiles import FEW_ROWS, Tile, tile_for
 
 __all__ = ["linear", "product"]
@@ -24,11 +25,16 @@ _NARROW = (torch.bfloat16, torch.float16)
 @triton.jit
 def _vector_kernel(
     x, weight, out, weight_stride, N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, STAGES: tl.constexpr,
+    BK: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * BN + tl.arange(0, BN)
     there = column < N
     rows = weight + column.to(tl.int64)[:, None] * weight_stride
+    if EARLY:
+        near = weight + tl.minimum(column, N - 1).to(tl.int64)[:, None] * weight_stride
+        line = tl.arange(0, (BK + 63) // 64) * 64
+        fetch(near + tl.minimum(line, K - 1)[None, :])
+        wait()
     total = tl.zeros([BN, BK], tl.float32)
     for start in tl.range(0, K, BK, num_stages=STAGES):
         feature = start + tl.arange(0, BK)
@@ -49,6 +55,7 @@ def _matrix_kernel(
     x, weight, out, rows, x_stride, weight_stride,
     N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     SPLITS: tl.constexpr, STAGES: tl.constexpr, SWAP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(1)
     row = tl.arange(0, BM)
@@ -57,6 +64,12 @@ def _matrix_kernel(
     there, have = column < N, row < rows
     from_x = x + row[:, None] * x_stride
     from_weight = weight + column.to(tl.int64)[:, None] * weight_stride
+    if EARLY:
+        near = weight + tl.minimum(column, N - 1).to(tl.int64)[:, None] * weight_stride
+        line = split * steps * BK + tl.arange(0, (BK + 63) // 64) * 64
+        for ahead in tl.static_range(STAGES):
+            fetch(near + tl.minimum(ahead * BK + line, K - 1)[None, :])
+        wait()
     total = tl.zeros([BN, BM] if SWAP else [BM, BN], tl.float32)
     for step in tl.range(0, steps, num_stages=STAGES):
         feature = (split * steps + step) * BK + tl.arange(0, BK)
@@ -77,9 +90,11 @@ def _matrix_kernel(
 
 
 @triton.jit(do_not_specialize=["size"])
-def _add_kernel(parts, out, size, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+def _add_kernel(parts, out, size, SPLITS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = place < size
+    if EARLY:
+        wait()
     total = tl.zeros([BLOCK], tl.float32)
     for split in tl.static_range(SPLITS):
         total += tl.load(parts + split * size + place, mask=mask, other=0.0)
@@ -114,6 +129,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
             BK=triton.next_power_of_2(tile.depth),
             STAGES=tile.stages,
             num_warps=tile.warps,
+            **overlap(),
         )
         return out
     target = out
@@ -135,10 +151,17 @@ def product(x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
         STAGES=tile.stages,
         SWAP=tile.swapped,
         num_warps=tile.warps,
+        **overlap(),
     )
     if tile.splits > 1:
         block = 1024 if out.numel() >= 1 << 17 else 256
         _add_kernel[(triton.cdiv(out.numel(), block),)](
-            target, out, out.numel(), SPLITS=tile.splits, BLOCK=block, num_warps=block // 256
+            target,
+            out,
+            out.numel(),
+            SPLITS=tile.splits,
+            BLOCK=block,
+            num_warps=block // 256,
+            **overlap(),
         )
     return out

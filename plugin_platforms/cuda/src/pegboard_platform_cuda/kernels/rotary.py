@@ -8,11 +8,16 @@ keys and values written to the cache: for 48 heads of 128 in bfloat16, 12 + 10 +
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, check-untyped-defs=False
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 
-from pegboard.api.kv import KVTensors
+from pegboard_platform_cuda.kernels.overlap import overlap, wait
+
+if TYPE_CHECKING:
+    from pegboard.api.kv import KVTensors
 
 __all__ = ["qk_norm_rope_store", "rope", "store_kv"]
 
@@ -41,7 +46,7 @@ def _joined_kernel(
     table_stride, kv_stride, block_stride, place_stride, kv_head_stride, dim_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, TILE: tl.constexpr, HALF: tl.constexpr,
-    TAIL: tl.constexpr,
+    TAIL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     # A head is held as three pieces: the low and the high half of what turns, and the rest.
     token = tl.program_id(0).to(tl.int64)
@@ -52,6 +57,8 @@ def _joined_kernel(
     in_half = pair < R // 2
     mask = there[:, None] & in_half[None, :]
     row = packed + token * token_stride + head[:, None] * head_stride
+    if EARLY:
+        wait()
     low = tl.load(row + pair[None, :], mask=mask, other=0.0)
     high = tl.load(row + R // 2 + pair[None, :], mask=mask, other=0.0)
     kind = packed.dtype.element_ty
@@ -202,6 +209,7 @@ def qk_norm_rope_store(
         HALF=triton.next_power_of_2(rotated // 2),
         TAIL=0 if rotated == size else triton.next_power_of_2(size - rotated),
         num_warps=4,
+        **overlap(),
     )
 
 
