@@ -82,10 +82,10 @@ class Fp8Method:
             before += -(-part.shape[0] // height)
         return torch.cat(maps)
 
-    def _kept(self, made: dict[str, torch.Tensor], runtime: Mapping[str, Any] | None) -> Any:
-        """`made`, or what is there already with the values of `made`."""
-        if runtime is None:
-            return made
+    def _kept(
+        self, made: Mapping[str, torch.Tensor], runtime: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """What is there already, with the values of `made`."""
         for name, value in made.items():
             runtime[name].copy_(value)
         return runtime
@@ -224,7 +224,7 @@ class OnlineMethod(Fp8Method):
             blocks += height
         if not bool(params["scale"].isfinite().all()):
             raise CheckpointError(
-                f"{self._layer.prefix}: the weight has values that are not finite"
+                f"{self._layer.prefix}: the weight holds numbers that are not finite"
             )
         return params
 

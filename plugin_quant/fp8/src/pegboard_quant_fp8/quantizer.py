@@ -58,8 +58,8 @@ class Fp8Quantizer:
             return self._plain(layer, stored=bool(found))
         if len(coded) < len(found):
             raise UnsupportedError(
-                f"{layer.prefix}: its parts are stored in several ways, which one "
-                f"layer cannot have: {_listing(found)}"
+                f"{layer.prefix}: its parts are stored in several ways, which one layer cannot "
+                f"have: {_listing(found)}"
             )
         schemes = {weight.name: self._scheme(layer, weight) for weight in coded}
         if len(set(schemes.values())) > 1:
@@ -78,7 +78,7 @@ class Fp8Quantizer:
         if self._plan is not None:
             usual = self._plan.usual()
             activations: Activations = "none" if usual.activations == "none" else "dynamic"
-            kind = "block" if usual.block is not None else "channel"
+            kind: WeightScales = "block" if usual.block is not None else "channel"
             scheme = Scheme(kind, activations, usual.block)
         return OnlineMethod(layer, scheme, self._dtype, self._products_for(scheme))
 

@@ -6,6 +6,8 @@ operations take 0.55 ms at 1.5 PFLOP/s; expected is half of that rate, because e
 pass through the ordinary units.
 """
 
+# ruff: noqa: D103
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, check-untyped-defs=False
 from __future__ import annotations
 
 import triton
