@@ -32,6 +32,12 @@ def coded(outputs: int, inputs: int, device: torch.device, *, block: bool = Fals
     return {name: value.to(device) for name, value in params.items()}
 
 
+def made(activations: Any, device: torch.device) -> DeviceProducts:
+    products = DeviceProducts(activations)
+    products.prepare(device)
+    return products
+
+
 def oracle(params: Any, x: torch.Tensor, group: int = 0) -> torch.Tensor:
     weight = plain.decoded_rows(params, slice(None), group)
     return x.double().cpu() @ weight.double().cpu().T
@@ -96,43 +102,44 @@ def test_zeros_stay_zeros_and_what_is_not_finite_stays_visible(device: torch.dev
         assert torch.allclose(total[3], torch.tensor(16.0, device=device), rtol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 16])
-@pytest.mark.parametrize(("outputs", "inputs"), [(64, 256), (100, 96), (33, 200), (130, 1030)])
+@pytest.mark.parametrize("rows", [1, 2, 16])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 256), (33, 200), (130, 1030)])
 @pytest.mark.parametrize("group", [0, 128])
 def test_few_rows_have_exact_weights_and_activations(
     rows: int, outputs: int, inputs: int, group: int, device: torch.device
 ) -> None:
     params = coded(outputs, inputs, device, block=group > 0)
     x = torch.randn(rows, 2 * inputs, device=device)[:, :inputs]
-    y = DeviceProducts("dynamic").product(params, x, group)
+    y = made("dynamic", device).product(params, x, group)
     assert (y.dtype, tuple(y.shape)) == (x.dtype, (rows, outputs))
     assert error(y, oracle(params, x, group)) < 1e-6
 
 
-@pytest.mark.parametrize("wide", [True, False])
-@pytest.mark.parametrize("split", [1, 2, 3])
-@pytest.mark.parametrize("group", [0, 128])
+@pytest.mark.parametrize(
+    ("wide", "split", "group"), [(True, 3, 0), (False, 1, 0), (False, 3, 128), (True, 1, 128)]
+)
 def test_every_way_to_launch_few_rows_gives_the_same(
     wide: bool, split: int, group: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch = FewLaunch(tile_n=32, tile_k=64, split=split, wide=wide)
     monkeypatch.setattr(device_module, "few_launch", lambda outputs, inputs: launch)
-    params = coded(70, 330, device, block=group > 0)
+    params = coded(40, 330, device, block=group > 0)
     x = torch.randn(3, 330, device=device)
-    products = DeviceProducts("dynamic")
+    products = made("dynamic", device)
     first = products.product(params, x, group)
     assert error(first, oracle(params, x, group)) < 1e-6
     assert torch.equal(products.product(params, x, group), first)  # the counters are zero again
 
 
-@pytest.mark.parametrize("rows", [17, 40, 130])
-@pytest.mark.parametrize(("outputs", "inputs"), [(128, 256), (200, 300)])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"), [(17, 100, 256), (20, 130, 200), (66, 40, 130)]
+)
 def test_block_scales_with_many_rows(
     rows: int, outputs: int, inputs: int, device: torch.device
 ) -> None:
     params = coded(outputs, inputs, device, block=True)
     x = torch.randn(rows, inputs, device=device)
-    y = DeviceProducts("dynamic").product(params, x, 128)
+    y = made("dynamic", device).product(params, x, 128)
     codes, scales = round_groups(x)
     rounded = codes.double() * scales.double().repeat_interleave(128, 1)[:, :inputs]
     assert error(y, oracle(params, rounded, 128)) < 1e-3  # the arithmetic, on rounded activations
@@ -148,7 +155,7 @@ def test_many_rows_are_multiplied_with_a_scale_per_row_and_output(
     x = torch.randn(20, 64, device=device)
     if static:
         params["input_scale"] = (x.abs().amax() / 448).reshape(1)
-    y = DeviceProducts("static" if static else "dynamic").product(params, x, 0)
+    y = made("static" if static else "dynamic", device).product(params, x, 0)
     codes, scales = round_rows(x, params.get("input_scale"))
     assert error(y, oracle(params, codes.double() * scales.double())) < 2**-8  # bfloat16 results
     assert 1e-3 < error(y, oracle(params, x)) < ROUNDING
@@ -162,12 +169,12 @@ def test_without_units_for_it_many_rows_have_exact_activations(
 ) -> None:
     params = coded(outputs, inputs, device)
     x = torch.randn(20, inputs, device=device)
-    y = DeviceProducts(activations).product(params, x, 0)
+    y = made(activations, device).product(params, x, 0)
     assert error(y, oracle(params, x)) < 1e-6
 
 
 def test_no_rows_give_no_rows(device: torch.device) -> None:
-    products = DeviceProducts("dynamic")
+    products = made("dynamic", device)
     for group in (0, 128):
         params = coded(48, 64, device, block=group > 0)
         assert products.product(params, torch.empty(0, 64, device=device), group).shape == (0, 48)

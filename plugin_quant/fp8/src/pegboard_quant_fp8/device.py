@@ -32,6 +32,8 @@ _WHOLE = 16384
 """Longest row that a program of the rounding kernel holds in registers."""
 _ALIGNED = 16
 """Sizes that torch's product takes are multiples of this."""
+_COUNTERS = 4096
+"""Tiles, at most, of a launch in which several programs share one."""
 _DOT = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
@@ -91,6 +93,14 @@ class DeviceProducts:
     def __init__(self, activations: Activations) -> None:
         self._activations = activations
         self._arrivals: torch.Tensor | None = None
+
+    def prepare(self, device: torch.device) -> None:
+        """Make the counters: zeros that every launch leaves behind as it found them.
+
+        They are there before any step is recorded, and stay where they are.
+        """
+        if self._arrivals is None:
+            self._arrivals = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
 
     def round_rows(self, weight: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
         _round_rows_into(weight.contiguous(), codes, scales, None)
@@ -175,8 +185,9 @@ class DeviceProducts:
             return out
         few, padded = few_launch(outputs, inputs), padded_rows(rows)
         tiles = triton.cdiv(outputs, few.tile_n)
-        partial = out
+        partial, arrivals = out, self._arrivals
         if few.split > 1:
+            assert arrivals is not None and tiles <= _COUNTERS, "prepare() comes first"
             partial = out.new_empty(few.split * outputs * padded, dtype=torch.float32)
         few_rows.few_rows[(tiles, few.split)](
             x,
@@ -185,7 +196,7 @@ class DeviceProducts:
             params["block_of_row"] if group else scale,
             out,
             partial,
-            self._counters(x.device, tiles) if few.split > 1 else scale,
+            arrivals if few.split > 1 else scale,
             rows,
             outputs,
             inputs,
@@ -203,9 +214,3 @@ class DeviceProducts:
             num_stages=few.stages,
         )
         return out
-
-    def _counters(self, device: torch.device, tiles: int) -> torch.Tensor:
-        """Zeros that every launch leaves behind as it found them."""
-        if self._arrivals is None or self._arrivals.numel() < tiles:
-            self._arrivals = torch.zeros(max(tiles, 4096), dtype=torch.int32, device=device)
-        return self._arrivals

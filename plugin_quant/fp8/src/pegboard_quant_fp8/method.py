@@ -143,6 +143,7 @@ class StoredMethod(Fp8Method):
         activation scale of zero. A weight scale of zero makes zeros.
         """
         codes = loaded["weight"]
+        self._products.prepare(codes[0].device)
         made = {"scale": self._joined_scales(loaded)}
         if self._scheme.block is not None:
             made["block_of_row"] = self._block_of_row(codes)
@@ -212,6 +213,7 @@ class OnlineMethod(Fp8Method):
         Raises `CheckpointError` if a weight is not finite.
         """
         parts = loaded["weight"]
+        self._products.prepare(parts[0].device)
         params = self._empty(parts) if runtime is None else runtime
         blocks = 0
         for (start, stop), part in zip(self._places(parts), parts, strict=True):

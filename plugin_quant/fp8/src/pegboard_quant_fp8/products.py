@@ -15,6 +15,10 @@ __all__ = ["Products", "TiledProducts", "widened_product"]
 class Products(Protocol):
     """Arithmetic of one model's layers; shared by all of them, holds no weights."""
 
+    def prepare(self, device: torch.device) -> None:
+        """Called whenever a layer is filled, before its first product."""
+        ...
+
     def product(self, params: Mapping[str, Any], x: torch.Tensor, group: int) -> torch.Tensor:
         """``x [rows, K] -> [rows, N]`` in the dtype of `x`; `group` as in `decoded_rows`."""
         ...
@@ -26,6 +30,9 @@ class Products(Protocol):
 
 class TiledProducts:
     """Exact weights, activations as they are; on a CPU all arithmetic is in float32."""
+
+    def prepare(self, device: torch.device) -> None:
+        """There is nothing to prepare."""
 
     def product(self, params: Mapping[str, Any], x: torch.Tensor, group: int) -> torch.Tensor:
         return widened_product(params, x, group)
