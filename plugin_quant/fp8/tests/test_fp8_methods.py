@@ -102,9 +102,7 @@ def test_dequantise_is_what_codes_and_scales_say(kind: str, sizes: tuple[int, ..
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("rows", [0, 1, 30])
-def test_apply_is_the_product_with_the_dequantised_weight(
-    kind: str, dtype: str, rows: int
-) -> None:
+def test_apply_is_the_product_with_the_dequantised_weight(kind: str, dtype: str, rows: int) -> None:
     loaded, meant = stored(kind, (64, 32, 40))
     method = method_for(kind, loaded, dtype)
     params = method.finalise(loaded, None)
