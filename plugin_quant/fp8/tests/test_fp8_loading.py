@@ -42,6 +42,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "usual blocks": ("block", {**BLOCKS, "weight_block_size": [128, 128]}),
     "channel": ("channel", CHANNELS),
     "half of it": ("channel", HALVES),
+    "its head too": ("channel", {**CHANNELS, "ignore": []}),
 }
 
 
@@ -146,8 +147,7 @@ def test_a_missing_scale_is_named(
     stored: dict[str, Any] = {}
     for name in filter(is_linear, weights):
         stored |= coded(name, weights[name], kind, block)
-    scales = [key for key in stored if "k_proj" in key and key.rpartition("_")[1]]
-    lost = next(key for key in scales if "scale" in key and "layers.1." in key)
+    lost = next(key for key in stored if "layers.1.self_attn.k_proj" in key and "scale" in key)
     path = write_llama(tmp_path, {**stored, lost: None}, {"quantization_config": config})
     with pytest.raises(CheckpointError, match=f"1 tensor missing: '{lost}'"):
         logprobs(path)

@@ -14,7 +14,7 @@ from pegboard.errors import CheckpointError, UnsupportedError
 from pegboard_quant_fp8.config import read_plan
 from pegboard_quant_fp8.method import OnlineMethod, StoredMethod, suffix
 from pegboard_quant_fp8.products import Products, TiledProducts
-from pegboard_quant_fp8.schemes import Activations, Scheme
+from pegboard_quant_fp8.schemes import Activations, Scheme, WeightScales
 
 __all__ = ["Fp8Quantizer", "quantizer"]
 
