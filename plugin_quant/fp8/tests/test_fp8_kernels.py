@@ -153,9 +153,8 @@ def test_block_scales_with_many_rows(
     y = made("dynamic", device).product(params, x, 128)
     codes, scales = round_groups(x)
     rounded = codes.double() * scales.double().repeat_interleave(128, 1)[:, :inputs]
-    assert error(y, oracle(params, rounded, 128)) < max(
-        1e-3, arithmetic(x)
-    )  # the arithmetic, on rounded activations
+    bound = max(1e-3, arithmetic(x))  # of the arithmetic, on rounded activations
+    assert error(y, oracle(params, rounded, 128)) < bound
     # Rounding errors are independent, so that they do not add up to more than each one's bound.
     assert 1e-3 < error(y, oracle(params, x, 128)) < ROUNDING
 

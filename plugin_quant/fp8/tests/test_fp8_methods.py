@@ -73,7 +73,7 @@ def layer(loaded: dict[str, Any], **more: Any) -> LayerSpec:
         )
         for part in range(len(sizes))
     )
-    usual = {"kind": "linear", "sources": sources}
+    usual = {"kind": "linear", "role": "column", "sources": sources}
     return LayerSpec("layers.0.x", in_features=INPUTS, part_sizes=sizes, **{**usual, **more})
 
 
@@ -208,7 +208,7 @@ def test_plain_weights_are_rounded_when_the_user_asks(sizes: tuple[int, ...], dt
 
 
 def test_random_weights_take_the_geometry_of_the_checkpoint() -> None:
-    bare = LayerSpec("layers.0.x", "linear", INPUTS, (64, 40), sources=((), ()))
+    bare = LayerSpec("layers.0.x", "linear", INPUTS, (64, 40), "column", sources=((), ()))
     method = quantizer(QuantContext("bfloat16", config=CONFIGS["block"])).method(bare)
     assert method is not None
     parts = [torch.randn(64, INPUTS).bfloat16(), torch.randn(40, INPUTS).bfloat16()]
@@ -226,10 +226,12 @@ def test_a_plain_weight_that_is_not_finite_is_refused() -> None:
         method.finalise(loaded, None)
 
 
-@pytest.mark.parametrize("kind", ["head", "embedding"])
-def test_heads_and_embeddings_stay_plain(kind: str) -> None:
+@pytest.mark.parametrize(
+    "more", [{"kind": "head"}, {"kind": "embedding"}, {"role": "replicated"}], ids=str
+)
+def test_heads_embeddings_and_small_layers_stay_plain(more: dict[str, Any]) -> None:
     loaded = {"weight": [torch.randn(8, INPUTS)]}
-    assert quantizer(QuantContext("float32")).method(layer(loaded, kind=kind)) is None
+    assert quantizer(QuantContext("float32")).method(layer(loaded, **more)) is None
 
 
 def test_plain_layers_of_a_coded_checkpoint_stay_plain() -> None:
@@ -279,7 +281,7 @@ def test_parts_with_several_schemes_are_refused() -> None:
 def test_the_device_decides_who_multiplies(
     facts: dict[str, Any], dtype: str, expected: type[Any]
 ) -> None:
-    bare = LayerSpec("layers.0.x", "linear", INPUTS, (64,))
+    bare = LayerSpec("layers.0.x", "linear", INPUTS, (64,), "row")
     give = quantizer(QuantContext(dtype, facts)).method
     first, second = give(bare), give(bare)
     assert type(getattr(first, "_products")) is expected  # noqa: B009

@@ -71,8 +71,13 @@ class Fp8Quantizer:
         return StoredMethod(layer, scheme, self._dtype, self._products_for(scheme))
 
     def _plain(self, layer: LayerSpec, *, stored: bool) -> LinearMethod | None:
-        """Plain weights are rounded in linear layers only: heads and embeddings are sensitive."""
-        if layer.kind != "linear" or (stored and self._plan is not None):
+        """Plain weights are rounded in large linear layers only.
+
+        Heads, embeddings and the small layers that every rank holds whole (routers, gates) are
+        sensitive, and little would be won.
+        """
+        large = layer.kind == "linear" and layer.role in ("column", "row")
+        if not large or (stored and self._plan is not None):
             return None
         scheme = _ONLINE
         if self._plan is not None:
