@@ -207,7 +207,8 @@ def test_weights_are_rounded_alike_by_kernel_and_by_torch(device: torch.device) 
 
 
 @pytest.mark.parametrize(
-    ("outputs", "inputs", "split"), [(28672, 4096, 1), (6144, 4096, 4), (4096, 14336, 8)]
+    ("outputs", "inputs", "split"),
+    [(28672, 4096, 1), (6144, 4096, 2), (4096, 14336, 4), (512, 4096, 4)],
 )
 def test_narrow_layers_are_split_along_their_inputs(outputs: int, inputs: int, split: int) -> None:
     assert few_launch(outputs, inputs).split == split

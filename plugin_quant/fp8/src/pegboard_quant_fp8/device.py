@@ -184,6 +184,7 @@ class DeviceProducts:
             )
             return out
         few, padded = few_launch(outputs, inputs), padded_rows(rows)
+        tile_k = min(few.tile_k, group) if group else few.tile_k  # a tile has one scale
         tiles = triton.cdiv(outputs, few.tile_n)
         partial, arrivals = out, self._arrivals
         if few.split > 1:
@@ -204,10 +205,10 @@ class DeviceProducts:
             scale.shape[1] if group else 0,
             ROWS=padded,
             TILE_N=few.tile_n,
-            TILE_K=few.tile_k,
+            TILE_K=tile_k,
             SPLIT=few.split,
             GROUP=group,
-            EVEN=inputs % few.tile_k == 0,
+            EVEN=inputs % tile_k == 0,
             WIDE=few.wide,
             DOT=_DOT[x.dtype],
             num_warps=few.warps,

@@ -31,14 +31,18 @@ class OneLaunch:
 
 @attrs.frozen
 class FewLaunch:
-    """Of the kernel for a few rows; `split` programs share the inputs of a tile."""
+    """Of the kernel for a few rows; `split` programs share the inputs of a tile.
 
-    tile_n: int = 64
-    tile_k: int = 128
+    `wide` puts the weights first in the product, which lets tiles of 64 outputs and more use the
+    newer matrix units, but has them read from shared memory two bytes at a time.
+    """
+
+    tile_n: int = 32
+    tile_k: int = 256
     split: int = 1
-    wide: bool = True
+    wide: bool = False
     warps: int = 4
-    stages: int = 5
+    stages: int = 4
 
 
 ONE_ROW: dict[tuple[int, int], OneLaunch] = {}
