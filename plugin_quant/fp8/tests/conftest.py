@@ -1,0 +1,122 @@
+"""Kernels run on the GPU where there is one, else on the host by Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+
+def _interpret() -> None:
+    """Make up for two things that the interpreter does differently: it rounds to 8-bit floats
+    wrongly, and newer NumPy turns a bound of a loop into a number only when asked."""
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    convert, patch = interpreter._convert_float, interpreter._patch_lang_tensor
+
+    def converted(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if target != tl.float8e4nv or source != tl.float32:
+            return convert(data, source, target, rounding)
+        wide = torch.from_numpy(np.array(data).view(np.float32)).clamp(-448, 448)
+        return wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._convert_float = converted
+    interpreter._patch_lang_tensor = patched
+
+
+if shutil.which("nvidia-smi") is None:
+    _interpret()
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(11)
+
+
+@pytest.fixture
+def write_llama() -> Callable[..., Path]:
+    """Writes a Llama checkpoint of two layers; `tensors` replace or join the plain ones, None takes
+    one out."""
+    from safetensors.torch import save_file
+
+    def write(
+        folder: Path,
+        tensors: Mapping[str, torch.Tensor | None] | None = None,
+        config: Mapping[str, Any] | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+    ) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = {**LLAMA, "dtype": str(dtype).removeprefix("torch."), **(config or {})}
+        (folder / "config.json").write_text(json.dumps(settings))
+        plain = {name: value.to(dtype) for name, value in llama_weights().items()}
+        kept = {**plain, **(tensors or {})}
+        wanted = {name: value for name, value in kept.items() if value is not None}
+        save_file(wanted, str(folder / "model.safetensors"))
+        return folder
+
+    return write
+
+
+LLAMA: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 50,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+
+
+def llama_weights() -> dict[str, torch.Tensor]:
+    """Float32 weights of the checkpoint, always the same."""
+    draw = torch.Generator().manual_seed(3)
+    shapes = {"model.embed_tokens": (50, 64), "lm_head": (50, 64)}
+    for layer in range(2):
+        base = f"model.layers.{layer}"
+        shapes |= {
+            f"{base}.self_attn.q_proj": (64, 64),
+            f"{base}.self_attn.k_proj": (32, 64),
+            f"{base}.self_attn.v_proj": (32, 64),
+            f"{base}.self_attn.o_proj": (64, 64),
+            f"{base}.mlp.gate_proj": (160, 64),
+            f"{base}.mlp.up_proj": (160, 64),
+            f"{base}.mlp.down_proj": (64, 160),
+        }
+    made = {
+        f"{name}.weight": torch.randn(shape, generator=draw) * 0.2 for name, shape in shapes.items()
+    }
+    norms = ["model.norm"]
+    for layer in range(2):
+        norms += [
+            f"model.layers.{layer}.{name}"
+            for name in ("input_layernorm", "post_attention_layernorm")
+        ]
+    return made | {f"{name}.weight": torch.ones(64) for name in norms}
+
+
+@pytest.fixture
+def weights() -> dict[str, torch.Tensor]:
+    return llama_weights()
