@@ -7,7 +7,6 @@ two launches; *many* are sorted by expert, multiplied in blocks on the matrix un
 token at the end, in the order of the token's experts.
 """
 
-# ruff: noqa: N803
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, check-untyped-defs=False
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ bound that the host knows, so that grids are fixed and the whole can be recorded
 within an expert varies from run to run; no result depends on it.
 """
 
-# ruff: noqa: N803
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, check-untyped-defs=False
 from __future__ import annotations
 

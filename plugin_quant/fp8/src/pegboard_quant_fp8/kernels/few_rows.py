@@ -21,7 +21,7 @@ __all__ = ["few_rows", "one_row"]
 def _widened(codes, DOT: tl.constexpr):
     """Codes in another type, exactly. By way of float32: from float16, which the hardware makes of
     codes, to bfloat16 there is but an instruction of a quarter of the others' rate or less."""
-    if DOT == tl.float16:
+    if tl.float16 == DOT:
         return codes.to(tl.float16)
     return codes.to(tl.float32).to(DOT)
 
