@@ -1,9 +1,9 @@
 """Rows with several query tokens: attention over pages, tile by tile.
 
 After Dao, "FlashAttention-2", 2023. A program computes one *tile*: some query tokens of one row
-with all query heads of one key head, up to `TILE_M` pairs of both. It visits the keys that some query of
-the tile sees; only at the borders of that range, where not every query sees every key, are scores
-masked.
+with all query heads of one key head, up to `TILE_M` pairs of both. It visits the keys that some
+query of the tile sees; only at the borders of that range, where not every query sees every key, are
+scores masked.
 
 Arithmetic bounds it: 4 * heads * dim per pair of a query and a key that it sees.
 """
