@@ -47,7 +47,70 @@ class Tile(NamedTuple):
     """The weight is the left operand of the matrix units, whose tiles of 64 it can fill."""
 
 
-TILES: Mapping[tuple[int, int], Mapping[int, Tile]] = MappingProxyType({})
+TILES: Mapping[tuple[int, int], Mapping[int, Tile]] = MappingProxyType(
+    {
+        (4096, 6144): {
+            1: Tile("vector", 1, 2048, 1, 2, 1),
+            16: Tile("matrix", 64, 256, 1, 4, 4, True),
+        },
+        (4096, 4096): {
+            1: Tile("vector", 1, 2048, 1, 2, 1),
+            16: Tile("matrix", 64, 256, 1, 4, 4, True),
+        },
+        (4096, 28672): {
+            1: Tile("vector", 1, 2048, 1, 2, 1),
+            4: Tile("matrix", 64, 128, 1, 4, 4, True),
+            8: Tile("matrix", 128, 128, 1, 4, 4, True),
+            16: Tile("matrix", 64, 128, 1, 4, 4, True),
+        },
+        (14336, 4096): {
+            1: Tile("vector", 16, 512, 1, 8, 3),
+            8: Tile("matrix", 64, 128, 4, 4, 4, True),
+            16: Tile("library"),
+        },
+        (4096, 128256): {
+            1: Tile("vector", 1, 2048, 1, 2, 1),
+            16: Tile("matrix", 64, 128, 1, 4, 4, True),
+        },
+        (1024, 4096): {
+            1: Tile("vector", 2, 1024, 1, 4, 1),
+            16: Tile("matrix", 32, 128, 1, 4, 5),
+        },
+        (2048, 1024): {
+            1: Tile("vector", 2, 1024, 1, 4, 1),
+            16: Tile("matrix", 64, 128, 4, 4, 4, True),
+        },
+        (1024, 6144): {
+            1: Tile("vector", 2, 1024, 1, 4, 1),
+            16: Tile("matrix", 64, 256, 1, 4, 4, True),
+        },
+        (3072, 1024): {
+            1: Tile("vector", 4, 2048, 1, 8, 1),
+            16: Tile("matrix", 32, 128, 4, 4, 4),
+        },
+        (1024, 151936): {
+            1: Tile("vector", 2, 1024, 1, 2, 1),
+            2: Tile("matrix", 64, 128, 1, 4, 4),
+            16: Tile("matrix", 64, 128, 1, 4, 4, True),
+        },
+        (2048, 5120): {
+            1: Tile("vector", 1, 2048, 1, 2, 1),
+            16: Tile("matrix", 64, 256, 1, 4, 4, True),
+        },
+        (4096, 2048): {
+            1: Tile("vector", 1, 2048, 1, 2, 1),
+            16: Tile("matrix", 64, 128, 4, 4, 4, True),
+        },
+        (2048, 128): {
+            1: Tile("vector", 2, 1024, 1, 4, 1),
+            16: Tile("matrix", 64, 128, 4, 4, 4, True),
+        },
+        (2048, 151936): {
+            1: Tile("vector", 1, 1024, 1, 1, 1),
+            16: Tile("matrix", 64, 128, 1, 4, 4, True),
+        },
+    }
+)
 """Measured best by ``(K, N)`` and most rows."""
 
 
@@ -59,9 +122,9 @@ def tile_for(inputs: int, outputs: int, rows: int) -> Tile:
     if rows > FEW_ROWS:
         return Tile("library")
     if rows == 1:
-        return Tile("vector", outputs=4 if outputs >= 2048 else 2, depth=min(1024, inputs))
-    wide = 64 if outputs >= 16384 else 32 if outputs >= 4096 else 16
-    return Tile("matrix", outputs=wide, depth=256 if wide < 64 else 128, stages=4)
+        return Tile("vector", 1, 2048, 1, 2) if inputs >= 2048 else Tile("vector", 2, 1024)
+    splits = 1 if outputs >= 4096 else 4
+    return Tile("matrix", 64, 128, splits, 4, 4, swapped=True)
 
 
 FEW_PAIRS = 64
