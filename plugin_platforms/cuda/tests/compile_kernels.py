@@ -126,13 +126,14 @@ def mixture(tokens: int, experts: int = 128, hidden: int = 2048, size: int = 768
 
 def overlapping(work: Callable[[], None]) -> None:
     from pegboard_platform_cuda import tiles
+    from pegboard_platform_cuda.kernels import overlap
 
-    before = tiles.OVERLAP
-    tiles.OVERLAP = True
+    before = tiles.OVERLAP_ROWS, overlap._capable
+    tiles.OVERLAP_ROWS, overlap._capable = 1 << 30, lambda: True
     try:
         work()
     finally:
-        tiles.OVERLAP = before
+        tiles.OVERLAP_ROWS, overlap._capable = before
 
 
 CASES: dict[str, Callable[[], None]] = {

@@ -10,7 +10,7 @@ __all__ = [
     "EXPERT_TILES",
     "FEW_PAIRS",
     "FEW_ROWS",
-    "OVERLAP",
+    "OVERLAP_ROWS",
     "TILES",
     "ExpertTile",
     "Tile",
@@ -18,9 +18,10 @@ __all__ = [
     "tile_for",
 ]
 
-OVERLAP = False
-"""A kernel may be launched while the one before it still runs: it waits where it needs results, and
-fetches weights before. Only among our own kernels, on capability 9.0 and later."""
+OVERLAP_ROWS = 1
+"""Most rows of a step whose kernels are launched while the one before still runs: each waits where
+it needs results, and fetches weights before. Only among our own kernels, on capability 9.0 and
+later. One row gains (0.6B parameters: 4.4 of 23.5 µs a layer, 8B: 3.6 of 134.7), eight lose."""
 
 FEW_ROWS = 16
 """Most rows for which a product of our own is worth it."""

@@ -65,6 +65,13 @@ def _gated(packed: torch.Tensor, *, silu_gate: bool) -> torch.Tensor:
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     block = min(_BLOCK, triton.next_power_of_2(size))
     _gated_kernel[(rows.shape[0], triton.cdiv(size, block))](
-        rows, out, rows.stride(0), size, SILU=silu_gate, BLOCK=block, num_warps=4, **overlap()
+        rows,
+        out,
+        rows.stride(0),
+        size,
+        SILU=silu_gate,
+        BLOCK=block,
+        num_warps=4,
+        **overlap(rows.shape[0]),
     )
     return out

@@ -129,7 +129,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
             BK=triton.next_power_of_2(tile.depth),
             STAGES=tile.stages,
             num_warps=tile.warps,
-            **overlap(),
+            **overlap(rows),
         )
         return out
     target = out
@@ -151,7 +151,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
         STAGES=tile.stages,
         SWAP=tile.swapped,
         num_warps=tile.warps,
-        **overlap(),
+        **overlap(rows),
     )
     if tile.splits > 1:
         block = 1024 if out.numel() >= 1 << 17 else 256
@@ -162,6 +162,6 @@ def product(x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
             SPLITS=tile.splits,
             BLOCK=block,
             num_warps=block // 256,
-            **overlap(),
+            **overlap(rows),
         )
     return out

@@ -114,7 +114,7 @@ def _launch(
         ROWS=tile,
         BLOCK=block,
         num_warps=warps(tile * block),
-        **overlap(),
+        **overlap(rows),
     )
 
 

@@ -9,6 +9,9 @@ that all before it are done.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, check-untyped-defs=False
 from __future__ import annotations
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -33,6 +36,13 @@ def fetch(places):
     )
 
 
-def overlap() -> dict[str, bool]:
-    """Options of the launch of a kernel that takes part."""
-    return {"EARLY": True, "launch_pdl": True} if tiles.OVERLAP else {"EARLY": False}
+def overlap(rows: int) -> dict[str, bool]:
+    """Options of the launch of a kernel that may take part, for a step of so many rows."""
+    if rows <= tiles.OVERLAP_ROWS and _capable():
+        return {"EARLY": True, "launch_pdl": True}
+    return {"EARLY": False}
+
+
+@functools.cache
+def _capable() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)

@@ -209,7 +209,7 @@ def qk_norm_rope_store(
         HALF=triton.next_power_of_2(rotated // 2),
         TAIL=0 if rotated == size else triton.next_power_of_2(size - rotated),
         num_warps=4,
-        **overlap(),
+        **overlap(tokens),
     )
 
 
