@@ -61,20 +61,17 @@ def _partial_kernel(
 
 
 @triton.jit
-def _order(x):
-    """Bits of a float32 to an int32 in the order of the numbers; its own inverse."""
-    return x ^ ((x >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
 def _number(key, SHIFT: tl.constexpr):
     """The least float32 whose key, cut by `SHIFT` bits, is `key`."""
-    return _order((key << SHIFT).to(tl.int32)).to(tl.float32, bitcast=True)
+    bits = (key << SHIFT).to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _key(x, SHIFT: tl.constexpr):
-    return (_order(x.to(tl.int32, bitcast=True)) >> SHIFT).to(tl.int64)
+    """Place of a float32 in the order of the numbers, without the last `SHIFT` bits."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT).to(tl.int64)
 
 
 @triton.jit
@@ -89,20 +86,13 @@ def _search(
     high = _key(top, SHIFT) + 1
     while high - low > 1:
         width = high - low
-        k1 = low + width // 8
-        k2 = low + width * 2 // 8
-        k3 = low + width * 3 // 8
-        k4 = low + width * 4 // 8
-        k5 = low + width * 5 // 8
-        k6 = low + width * 6 // 8
-        k7 = low + width * 7 // 8
-        p1, p2, p3, p4 = (
-            _number(k1, SHIFT),
-            _number(k2, SHIFT),
-            _number(k3, SHIFT),
-            _number(k4, SHIFT),
-        )
-        p5, p6, p7 = _number(k5, SHIFT), _number(k6, SHIFT), _number(k7, SHIFT)
+        p1 = _number(low + width // 8, SHIFT)
+        p2 = _number(low + width * 2 // 8, SHIFT)
+        p3 = _number(low + width * 3 // 8, SHIFT)
+        p4 = _number(low + width * 4 // 8, SHIFT)
+        p5 = _number(low + width * 5 // 8, SHIFT)
+        p6 = _number(low + width * 6 // 8, SHIFT)
+        p7 = _number(low + width * 7 // 8, SHIFT)
         zero = tl.zeros([TILE], tl.float32)
         s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero
         for start in range(0, VOCAB, TILE):
@@ -142,23 +132,16 @@ def _kept_sums(
 
 
 @triton.jit
-def _half_round(a, b, c, d, k0, k1):
-    """One round of Philox on 32-bit words, each held in a uint64."""
-    first, second = a * 0xD2511F53, c * 0xCD9E8D57
-    low = 0xFFFFFFFF
-    return (second >> 32) ^ b ^ k0, second & low, (first >> 32) ^ d ^ k1, first & low
-
-
-@triton.jit
 def _uniform(seed, child, position):
-    """The row's number of `pegboard.sampling.random.uniforms`, float64."""
+    """The row's number of `pegboard.sampling.random.uniforms`, float64; 32-bit words in uint64."""
     low = 0xFFFFFFFF
     seed = seed.to(tl.uint64)
     k0, k1 = seed & low, seed >> 32
     a, b = position.to(tl.uint64) & low, child.to(tl.uint64) & low
     c, d = a * 0, a * 0
     for step in tl.static_range(10):
-        a, b, c, d = _half_round(a, b, c, d, k0, k1)
+        first, second = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b, c, d = (second >> 32) ^ b ^ k0, second & low, (first >> 32) ^ d ^ k1, first & low
         k0, k1 = (k0 + 0x9E3779B9) & low, (k1 + 0xBB67AE85) & low
     bits = (a << 20) | (b >> 12)
     return (bits.to(tl.int64).to(tl.float64) + 0.5) * (1.0 / 4503599627370496.0)

@@ -1,0 +1,22 @@
+"""Every kernel compiles for a GPU of capability 9.0, which the interpreter does not show."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("compile_kernels.py")
+
+
+@pytest.mark.accept
+def test_kernels_compile_and_keep_their_values_in_registers(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) > 50
+    spilled = [" ".join(line) for line in lines if line[-2] != "0"]
+    assert not spilled, "\n".join(spilled)
