@@ -17,6 +17,7 @@ from pegboard_testkit.attention_kit import AttentionKit
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 BUCKETS = Buckets((8, 16, 24, 40, 80), (16, 32, 80), (48, 16), together=3, together_below=16)
+WIDE = Buckets((64, 160, 448), (64, 448), (256, 128))
 SETTING = Setting(heads=4, kv_heads=2, head_size=64, dtype="bfloat16", kv_dtype="bfloat16")
 
 
@@ -58,14 +59,14 @@ class TestCudnnPrompts(AttentionKit):
     # Smaller calls than on a GPU, and fewer head sizes: the interpreter is slow.
     (offered,) = pegboard_attention_backends()
     backend = attrs.evolve(offered, head_sizes=(64, 80))
-    mixtures = 4
+    mixtures = 2
 
     @pytest.fixture(autouse=True)
     def _stand_in(self, attention: Attention) -> None:
         self._attention = attention
 
     def kernel(self, ctx: AttentionContext):  # type: ignore[no-untyped-def]
-        return kernel_of(ctx, self._attention)
+        return kernel_of(ctx, self._attention, WIDE)
 
 
 class Packed:
@@ -112,6 +113,14 @@ class Packed:
             torch.testing.assert_close(mine.double(), wanted, rtol=3e-2, atol=3e-2)
 
 
+@pytest.fixture(scope="module")
+def plans(attention: Attention) -> set[tuple[object, ...]]:
+    """Those that warming up makes."""
+    packed = Packed(attention, ((1, 1),))
+    packed.kernel.warm_up(packed.case.layer)
+    return packed.library.plans
+
+
 ROWS: dict[str, Rows] = {
     "one exact length": ((24, 24),),
     "exact neighbours": ((16, 16),) * 4,
@@ -128,9 +137,12 @@ ROWS: dict[str, Rows] = {
 
 
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
-def test_packed_inputs_give_what_the_formula_says(rows: Rows, attention: Attention) -> None:
+def test_packed_inputs_give_what_the_formula_says(
+    rows: Rows, attention: Attention, plans: set[object]
+) -> None:
     packed = Packed(attention, rows)
     packed.check(packed.run())
+    assert packed.library.plans <= plans, "a step needs a plan that warming up has not made"
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 1), (6, 2)])
@@ -151,20 +163,14 @@ def test_pages_with_padding_are_read(attention: Attention) -> None:
     packed.check(packed.run())
 
 
-def test_all_steps_need_only_the_plans_that_warming_up_makes(attention: Attention) -> None:
+def test_warming_up_makes_every_plan_once(attention: Attention) -> None:
     packed = Packed(attention, ((1, 1),))
     packed.kernel.warm_up(packed.case.layer)
-    library = packed.library
-    made = set(library.plans)
-    assert sorted(library.calls) == sorted(BUCKETS.shapes())
-    for rows in ROWS.values():
-        packed = Packed(attention, rows)
-        packed.run()
-        assert packed.library.plans <= made
-    assert len(made) == len(BUCKETS.shapes())
+    assert sorted(packed.library.calls) == sorted(BUCKETS.shapes())
+    assert len(packed.library.plans) == len(BUCKETS.shapes())
 
 
-@pytest.mark.parametrize("poisoned", range(5))
+@pytest.mark.parametrize("poisoned", [0, 2, 3])
 def test_a_row_that_is_not_a_number_spoils_no_other(poisoned: int, attention: Attention) -> None:
     packed = Packed(attention, ((13, 13), (16, 16), (20, 43), (5, 5), (16, 16)))
     case = packed.case
@@ -215,8 +221,8 @@ def test_a_step_without_rows_gives_nothing(attention: Attention) -> None:
 
 def test_many_pieces_lose_no_precision(attention: Attention) -> None:
     narrow = Buckets((16, 32), (32,), (16,))
-    many = Packed(attention, ((16, 16 + 20 * 16),), buckets=narrow)
-    few = Packed(attention, ((16, 16 + 20 * 16),), buckets=Buckets((16, 336), (336,), (320, 16)))
+    many = Packed(attention, ((16, 16 + 8 * 16),), buckets=narrow)
+    few = Packed(attention, ((16, 16 + 8 * 16),), buckets=Buckets((16, 144), (144,), (128, 16)))
     (wanted,) = many.case.expected(many.rows)
     errors = [(packed.run()[0].double() - wanted).norm() for packed in (many, few)]
     assert errors[0] < 1.5 * errors[1]

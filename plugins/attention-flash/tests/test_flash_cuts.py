@@ -99,7 +99,7 @@ def test_short_rows_and_rows_that_would_be_mostly_padding_are_not_wanted() -> No
     assert not buckets.worthwhile(1000, 1000)
     assert buckets.worthwhile(2048, 2048)
     assert buckets.worthwhile(16384, 32768)
-    assert 300 * 65536 > LEAST and not buckets.worthwhile(300, 65536)
+    assert LEAST < 300 * 65536 and not buckets.worthwhile(300, 65536)
     assert buckets.worthwhile(2048, 65536)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -12,9 +13,7 @@ import pytest
 import torch
 
 from pegboard.api.attention import AttentionContext
-from pegboard_attention_flash import pegboard_attention_backends
 from pegboard_testkit.attention_case import AttentionCase, Rows, Setting
-from pegboard_testkit.attention_kit import AttentionKit
 
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -45,7 +44,7 @@ class StandIn:
         assert options["max_seqlen_q"] == options["max_seqlen_k"] == int(ends.diff().max())
         assert options["causal"]
         self.calls.append(("varlen", len(ends) - 1))
-        rows = [slice(int(a), int(b)) for a, b in zip(ends, ends[1:], strict=False)]
+        rows = [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
         scale = options["softmax_scale"]
         found = [self.row(q[row], k[row], v[row], True, scale)[0] for row in rows]
         return torch.cat(found), None
@@ -57,29 +56,15 @@ class StandIn:
         return out[None], lse[None]
 
 
-def kernel_of(ctx: AttentionContext, attention: Attention):  # type: ignore[no-untyped-def]
+def kernel_of(ctx: AttentionContext, attention: Attention, piece: int = PIECE) -> Any:
     from pegboard_attention_flash.fa4 import Fa4, Fa4Prompts
 
     stand_in = StandIn(attention)
-    kernel = Fa4Prompts(ctx, Fa4(stand_in.varlen, stand_in.dense), PIECE)
+    kernel = Fa4Prompts(ctx, Fa4(stand_in.varlen, stand_in.dense), piece)
     return kernel, stand_in
 
 
-class TestFa4Prompts(AttentionKit):
-    # Smaller pieces than on a GPU, and fewer head sizes: the interpreter is slow.
-    (offered,) = pegboard_attention_backends()
-    backend = attrs.evolve(offered, head_sizes=(64, 80))
-    mixtures = 4
-
-    @pytest.fixture(autouse=True)
-    def _stand_in(self, attention: Attention) -> None:
-        self._attention = attention
-
-    def kernel(self, ctx: AttentionContext):  # type: ignore[no-untyped-def]
-        return kernel_of(ctx, self._attention)[0]
-
-
-def calls_of(rows: Rows, attention: Attention) -> list[tuple[str, int]]:
+def calls_of(rows: Rows, attention: Attention, setting: Setting = SETTING) -> list[tuple[str, int]]:
     """Run a step, compare it with the formula, and give the calls that it made."""
     made: list[StandIn] = []
 
@@ -88,7 +73,7 @@ def calls_of(rows: Rows, attention: Attention) -> list[tuple[str, int]]:
         made.append(stand_in)
         return kernel
 
-    case = AttentionCase(factory, [n for _, n in rows], SETTING, fused_kv_write=False)
+    case = AttentionCase(factory, [n for _, n in rows], setting, fused_kv_write=False)
     case.fill(rows)
     for mine, wanted in zip(case.run(rows), case.expected(rows), strict=True):
         torch.testing.assert_close(mine.double(), wanted, rtol=3e-2, atol=3e-2)
@@ -119,6 +104,19 @@ def test_a_long_past_is_taken_in_pieces(
     assert calls_of(((10, 10 + past),), attention) == calls
 
 
+@pytest.mark.parametrize("layout", range(4))
+def test_pages_of_every_layout_are_read(layout: int, attention: Attention) -> None:
+    calls_of(((5, 5), (7, 50)), attention, attrs.evolve(SETTING, layout=layout))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 1), (6, 2)])
+def test_query_heads_share_key_heads(heads: int, kv_heads: int, attention: Attention) -> None:
+    setting = attrs.evolve(
+        SETTING, heads=heads, kv_heads=kv_heads, dtype="float16", kv_dtype="float16"
+    )
+    calls_of(((5, 5), (7, 50)), attention, attrs.evolve(setting, block_size=8, head_size=80))
+
+
 def test_rows_of_few_queries_are_left_to_others(attention: Attention) -> None:
     case = AttentionCase(lambda ctx: kernel_of(ctx, attention)[0], [1], SETTING)
     wants = case.kernel.wants  # type: ignore[attr-defined]
@@ -129,10 +127,9 @@ def test_warming_up_makes_each_kind_of_call(attention: Attention) -> None:
     made: list[StandIn] = []
 
     def factory(ctx: AttentionContext):  # type: ignore[no-untyped-def]
-        from pegboard_attention_flash.fa4 import Fa4, Fa4Prompts
-
-        made.append(StandIn(attention))
-        return Fa4Prompts(ctx, Fa4(made[0].varlen, made[0].dense), piece=512)
+        kernel, stand_in = kernel_of(ctx, attention, 512)
+        made.append(stand_in)
+        return kernel
 
     case = AttentionCase(factory, [1], SETTING)
     case.kernel.warm_up(case.layer)  # type: ignore[attr-defined]

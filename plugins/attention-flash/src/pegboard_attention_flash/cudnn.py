@@ -157,9 +157,9 @@ class _Layer:
             first += piece
 
     def _queries(self, part: Part) -> tuple[torch.Tensor, int]:
-        """``[tokens, heads, dim]`` and where in it the part's queries begin, so that all calls of the
-        part can read as many as they take. The others may be anything: their results are dropped.
-        """
+        """``[tokens, heads, dim]`` and where in it the part's queries begin, so that all calls of
+        the part can read as many as they take. The others may be anything: their results are
+        dropped."""
         query = self._inputs.query
         behind = max(part.square - part.rest, part.chunk)
         if part.start >= part.rest and part.start + behind <= len(query):

@@ -61,28 +61,30 @@ def _strides(kv: KVTensors) -> tuple[int, ...]:
 
 
 def join_results(left: Result, right: Result, out: torch.Tensor) -> Result:
-    """Attention over the keys of both, written to ``out [tokens, heads, dim]``; its log-sum-exp
-    takes the place of that of `left`."""
+    """Attention over the keys of both, written to ``out [tokens, heads, dim]``, which may be the
+    result in `left`."""
     tokens, heads, dim = out.shape
     tile = max(JOINED // triton.next_power_of_2(dim), 1)
+    # Never in place: threads of a program read one another's places of it, in no order.
+    lse = torch.empty((heads, tokens), dtype=torch.float32, device=out.device)
     join[(triton.cdiv(tokens, tile), heads)](
         left[0],
         left[1],
         right[0],
         right[1],
         out,
-        left[1],
+        lse,
         tokens,
         *left[0].stride()[:2],
         left[1].stride(0),
         *right[0].stride()[:2],
         right[1].stride(0),
         *out.stride()[:2],
-        left[1].stride(0),
+        lse.stride(0),
         DIM=dim,
         TILE=tile,
     )
-    return out, left[1]
+    return out, lse
 
 
 @attrs.frozen

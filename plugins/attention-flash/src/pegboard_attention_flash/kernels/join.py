@@ -14,8 +14,8 @@ __all__ = ["join"]
 
 
 @triton.jit(
-    do_not_specialize=["count"],
-    do_not_specialize_on_alignment=["left", "left_lse", "right", "right_lse", "out", "out_lse"],
+    do_not_specialize=["count", "left_lse_head", "right_lse_head", "out_lse_head"],
+    do_not_specialize_on_alignment=["left_lse", "right_lse", "out_lse"],
 )
 def join(
     left: tl.tensor,

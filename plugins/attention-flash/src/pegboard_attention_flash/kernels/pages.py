@@ -12,7 +12,7 @@ __all__ = ["copy_tokens"]
 
 
 @triton.jit(
-    do_not_specialize=["first", "count"],
+    do_not_specialize=["first", "count", "room"],
     do_not_specialize_on_alignment=["table"],
 )
 def copy_tokens(
