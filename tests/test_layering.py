@@ -21,7 +21,13 @@ ROOMS = (
     *("scheduler", "testing", "text", "weights"),
 )
 LONGEST_FUNCTION = 60
-IMPORT_NAMES = {"pil": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml", "zmq": "pyzmq"}
+IMPORT_NAMES = {
+    "flash_attn": "flash-attn-4",
+    "pil": "pillow",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+    "zmq": "pyzmq",
+}
 
 
 @dataclass(frozen=True)

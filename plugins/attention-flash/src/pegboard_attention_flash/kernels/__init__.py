@@ -1,0 +1,1 @@
+"""Device code: copying keys and values out of pages, joining results."""
