@@ -2,7 +2,8 @@
 
     python compile_kernels.py [part of a case's name ...]
 
-``TRITON_INTERPRET`` must not be set. Prints a line for each kernel: case, kernel, registers, bytes of stack, bytes of shared memory.
+``TRITON_INTERPRET`` must not be set. Prints a line for each kernel: case, kernel, registers, bytes
+of stack, bytes of shared memory.
 """
 
 from __future__ import annotations
