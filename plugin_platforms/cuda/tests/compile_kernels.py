@@ -2,12 +2,12 @@
 
     python compile_kernels.py [part of a case's name ...]
 
-Prints a line for each kernel: case, kernel, registers, bytes of stack, bytes of shared memory.
+``TRITON_INTERPRET`` must not be set. Prints a line for each kernel: case, kernel, registers, bytes
+of stack, bytes of shared memory.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -187,5 +187,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    os.environ.pop("TRITON_INTERPRET", None)
     sys.exit(main())
