@@ -19,14 +19,16 @@ export TORCH_INDEX
 PY := .venv/bin/python
 # -I keeps the working directory off the import path: otherwise `core` and `plugins` would be packages.
 # One thread each: two workers with two threads each would wait for one another on two cores.
-PYTEST := OMP_NUM_THREADS=1 $(PY) -Im pytest -n $(WORKERS) --dist worksteal
+# What is tested by itself is the CPU, on a machine with a GPU too.
+PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PY) -Im pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help demo test accept lint format sync bench-cpu bench-prefix bench-host bench-gpu clean setup setup-dev
+.PHONY: help demo test accept test-gpu lint format sync bench-cpu bench-prefix bench-host bench-gpu clean setup setup-dev
 
 help:
 	@echo "make demo          set up, fetch a small model and let it answer"
 	@echo "make test          set up and run the tests"
 	@echo "make accept        all tests, the long ones too; a skip is a failure unless hardware is missing"
+	@echo "make test-gpu      the tests that need a GPU, on a machine with one"
 	@echo "make lint          ruff and mypy"
 	@echo "make format        let ruff rewrite the code"
 	@echo "make sync          write what must agree among the members"
@@ -52,6 +54,9 @@ test: setup-dev
 accept: setup-dev
 	@$(PY) scripts/fetch_model.py
 	$(PYTEST) --no-skips $(PYTEST_ARGS)
+
+test-gpu: setup-dev
+	OMP_NUM_THREADS=1 $(PY) -Im pytest -n $(WORKERS) --dist worksteal -m gpu $(PYTEST_ARGS)
 
 lint: setup-dev
 	$(PY) -m ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import signal
 import subprocess
@@ -36,8 +37,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and shutil.which("nvidia-smi") is None:
+    if item.get_closest_marker("gpu") and not _has_gpu():
         pytest.skip("needs a GPU")
+
+
+def _has_gpu() -> bool:
+    """An NVIDIA driver is there, and nothing hides its GPUs."""
+    return shutil.which("nvidia-smi") is not None and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 
 
 def _refuse(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -203,6 +203,9 @@ class AttentionKernel(Protocol):
         """Metadata of one step, handed back to every `forward` of the step."""
         ...
 
+    # A kernel may have ``warm_up(layer: AttentionLayer) -> None``, called once for each sort of
+    # layer before memory is measured: what is built at first use is built there.
+
     def forward(self, layer: Any, inputs: Any, kv: KVTensors, metadata: Any) -> torch.Tensor:
         """Store the new keys and values, attend; ``[T, heads, dim]`` in the dtype of the query."""
         ...

@@ -15,13 +15,14 @@ from pegboard.api.transfer import ConnectorLink
 from pegboard.config.engine import EngineConfig
 from pegboard.config.fit import DeviceMemory, check_fit
 from pegboard.config.model import ResolvedModel
-from pegboard.nn import Weighted
+from pegboard.nn import Attention, Weighted
 from pegboard.runner.connect import connect_worker
 from pegboard.runner.identity import engine_identity
 from pegboard.runner.memory import allocating, step_peak
 from pegboard.runner.runner import ModelRunner
 from pegboard.runner.setup import OpenedDevice, open_device
 from pegboard.runner.slots import Limits
+from pegboard.runner.split import warm_up_kernel
 from pegboard.runner.storage import allocate_storage
 from pegboard.runner.thread import StepThread
 from pegboard.weights.build import load_model
@@ -95,6 +96,7 @@ class LocalExecutor:
         """
         opened = self._device()
         memory = opened.runtime.memory
+        self._warm_up_kernels()
         runner = self._make_runner(KVCacheConfig(groups=opened.groups, num_blocks=1))
         exact = opened.device.type != "cpu"
         return MemoryProfile(
@@ -106,6 +108,20 @@ class LocalExecutor:
             ),
             cache_limit=memory.cache_limit(),
         )
+
+    @torch.inference_mode()
+    def _warm_up_kernels(self) -> None:
+        """What attention kernels build at first use, once for each sort of layer of their group."""
+        opened, model = self._device(), cast(torch.nn.Module, self._model)
+        known = {key: group.index for group in opened.groups for key in group.slots}
+        done = set()
+        for module in model.modules():
+            if isinstance(module, Attention) and module.slot_key in known:
+                number, layer = known[module.slot_key], module.layer
+                sort = (number, layer.heads, layer.kv_heads, layer.head_size, layer.soft_cap)
+                if sort not in done:
+                    done.add(sort)
+                    warm_up_kernel(opened.attention[number].kernel, layer)
 
     def allocate(self, cache: KVCacheConfig) -> None:
         self._runner = runner = self._make_runner(cache)

@@ -13,7 +13,7 @@ from pegboard.api.attention import AttentionInputs, AttentionKernel, AttentionLa
 from pegboard.api.kv import KVLayout, KVSpec, KVTensors
 from pegboard.sampling.transit import send
 
-__all__ = ["SplitKernel"]
+__all__ = ["SplitKernel", "warm_up_kernel"]
 
 
 @attrs.frozen(eq=False)
@@ -24,6 +24,13 @@ class _Part:
     metadata: Any
     tokens: slice | torch.Tensor
     """Their query tokens: a run, or places int64 [T]."""
+
+
+def warm_up_kernel(kernel: AttentionKernel, layer: AttentionLayer) -> None:
+    """Let a kernel build what it builds at first use, if it has a method for that."""
+    warm_up = getattr(kernel, "warm_up", None)
+    if warm_up is not None:
+        warm_up(layer)
 
 
 class SplitKernel:
@@ -41,6 +48,11 @@ class SplitKernel:
         """Those of both, in the order of `rest`, which serves most steps."""
         usable = set(self._prompts.layouts(spec))
         return tuple(layout for layout in self._rest.layouts(spec) if layout in usable)
+
+    def warm_up(self, layer: AttentionLayer) -> None:
+        """Of both, as far as they have it."""
+        for kernel in (self._prompts, self._rest):
+            warm_up_kernel(kernel, layer)
 
     def plan(self, step: AttentionStep) -> tuple[_Part, ...]:
         lens = zip(step.query_lens, step.kv_lens, strict=True)

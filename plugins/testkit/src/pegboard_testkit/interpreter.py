@@ -15,13 +15,14 @@ __all__ = ["interpret_without_gpu"]
 
 
 def interpret_without_gpu() -> bool:
-    """Let kernels that are defined from now on be interpreted if there is no GPU; whether they are.
+    """Let kernels that are defined from now on be interpreted if there is no GPU, or if
+    ``CUDA_VISIBLE_DEVICES`` is empty, which hides it; whether they are.
 
     Triton reads its switch when it is imported and when a kernel is defined. Two things that its
     interpreter lacks are added: bounds of loops that are computed, which recent NumPy needs to be
     asked for as numbers, and products of bfloat16, which it would take for integers.
     """
-    if shutil.which("nvidia-smi") is not None:
+    if shutil.which("nvidia-smi") is not None and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
         return False
     os.environ["TRITON_INTERPRET"] = "1"
     interpreter: Any = import_module("triton.runtime.interpreter")
