@@ -67,8 +67,8 @@ def span_of(spec: KVSpec) -> int:
 def most_pieces(step: AttentionStep, spec: KVSpec, block_size: int, tile: int, parts: int) -> int:
     """Bound of the number of pieces, from host values that hold for every replay of the step.
 
-    All pieces but the last of each row have at least `tile` tokens, and at least the sum of all
-    lengths over `parts`.
+    A row has at most one piece for each `tile` tokens, and, rounded, one for each share of the sum
+    of all lengths over `parts`, but at least one.
     """
     single = [
         length for count, length in zip(step.query_lens, step.kv_lens, strict=True) if count == 1

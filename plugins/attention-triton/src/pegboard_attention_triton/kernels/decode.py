@@ -40,7 +40,8 @@ def cut_rows(
 ) -> None:
     """Fill ``pieces [room, PIECE_FIELDS]`` for the rows that have one query token.
 
-    A piece has about the sum of all lengths over `PARTS` tokens, a multiple of `TILE`. One program.
+    A piece has about the sum of all lengths over `PARTS` tokens, a multiple of `TILE`; those of one
+    row are equally long, the last one may be shorter. One program.
     """
     row = tl.arange(0, ROWS)
     length = tl.load(kv_lens + row, mask=row < rows, other=0)
@@ -56,7 +57,10 @@ def cut_rows(
     start = low // BLOCK * BLOCK
     places = tl.where(chosen, length - start, 0)
     share = tl.cdiv(tl.sum(places.to(tl.int64), 0), PARTS * TILE).to(tl.int32)
-    step = tl.maximum(share, 1) * TILE
+    share = tl.maximum(share, 1) * TILE
+    # The nearest number of pieces, all of one length: a short rest would cost a piece and a join.
+    count = tl.maximum((places + share // 2) // share, 1)
+    step = tl.maximum(tl.cdiv(tl.cdiv(places, count), TILE), 1) * TILE
     count = tl.where(chosen, tl.maximum(tl.cdiv(places, step), 1), 0)
     first = tl.cumsum(count, 0) - count
     joined = tl.where(count > 1, count, 0)
