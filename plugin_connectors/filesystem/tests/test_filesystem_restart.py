@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from pegboard import LLM, SamplingParams
 from pegboard.testing.checkpoints import write_tiny_model
@@ -91,3 +92,19 @@ def test_other_weights_of_the_same_shape_find_nothing(model: Path, tmp_path: Pat
         answers(llm)
         assert hit_tokens(llm) == 0
     assert len([path for path in (tmp_path / "kv").iterdir() if path.is_dir()]) == 2
+
+
+def test_a_model_retrained_in_a_few_rows_finds_nothing(model: Path, tmp_path: Path) -> None:
+    other = write_tiny_model(tmp_path / "retrained", seed=5)
+    weights = load_file(other / "model.safetensors")
+    weights["embed.weight"][100:110] *= -1
+    save_file(weights, other / "model.safetensors")
+    kept = tmp_path / "kept"
+    with engine(model, kept) as llm:
+        answers(llm)
+    with engine(other, kept) as llm:
+        answers(llm)
+        assert hit_tokens(llm) == 0
+    with engine(write_tiny_model(tmp_path / "copy", seed=5), kept) as llm:
+        answers(llm)
+        assert hit_tokens(llm) > 0, "a copy elsewhere is the same model"
