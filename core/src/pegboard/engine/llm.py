@@ -151,9 +151,9 @@ class LLM:
         params = self._params_for(sampling_params, 1)[0]
         request_id = self._next_id()
         box: Mailbox = {}
-        self.engine.add_request(request_id, prompt, params, box=box)
         finished = False
         try:
+            self.engine.add_request(request_id, prompt, params, box=box)
             while not finished:
                 for output in self.engine.step_for(box):
                     finished = output.finished
@@ -201,8 +201,8 @@ class LLM:
         try:
             for prompt, param, rank in zip(prompts, params, ranks, strict=True):
                 request_id = self._next_id()
+                ids.append(request_id)  # first, since an interrupt may come between
                 self.engine.add_request(request_id, prompt, param, priority=rank, box=box)
-                ids.append(request_id)
             with _progress_bar(len(ids), use_tqdm) as bar:
                 while len(done) < len(ids):
                     for output in self.engine.step_for(box):
