@@ -115,9 +115,9 @@ class FilesystemWorker(WorkerHalf):
         self._folder = Folder(self._settings, self._identity, self._sizes)
         if self._writes:
             self._folder.prepare()
+        files = self._folder.list(clean=self._writes)
         if self._pool is None:
             self._pool = Pool(self._settings.threads, "kv-filesystem")
-        files = self._folder.list(clean=self._writes)
         self._next_scan = time.monotonic() + self._settings.rescan_seconds
         return pack(Handshake(self._folder.file_sizes(), files))
 
