@@ -7,10 +7,11 @@ from typing import Any
 import attrs
 import pytest
 
-from pegboard.api.kv import FullAttentionSpec, KVSlot
+from pegboard.api.kv import FullAttentionSpec, KVSlot, SlidingWindowSpec
 from pegboard.api.model import ModelFacts
 from pegboard.config.bounds import MAX_LAYERS, check_layer_counts, check_sizes
-from pegboard.errors import CheckpointError
+from pegboard.config.facts import check_facts
+from pegboard.errors import CheckpointError, PluginError
 
 
 @attrs.frozen
@@ -111,3 +112,40 @@ def test_weights_larger_than_the_whole_checkpoint_are_refused(
 
 def test_random_weights_may_be_of_any_size_that_fits_a_tensor() -> None:
     check_sizes(files({}), facts(hidden=10**6))
+
+
+SPEC = FullAttentionSpec(1, 8, "float32")
+GOOD = ModelFacts(2, 16, 64, 128, (KVSlot(0, "self", SPEC),), eos_token_ids=(2,))
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "named"),
+    [
+        ("max_positions", {}, "max_positions={}"),
+        ("vocab_size", 64.0, "vocab_size=64.0"),
+        ("layers", True, "layers=True"),
+        ("bos_token_id", "1", "bos_token_id='1'"),
+        ("eos_token_ids", "x", "eos_token_ids='x'"),
+        ("eos_token_ids", (1, "x"), "eos_token_ids"),
+        ("stored_dtype", None, "stored_dtype=None"),
+        ("kv_slots", 3, "kv_slots=3"),
+        ("kv_slots", ("0.self",), r"kv_slots\[0\]='0.self'"),
+        ("kv_slots", (KVSlot(0, "self", attrs.evolve(SPEC, head_size=1.5)),), "head_size=1.5"),
+    ],
+)
+def test_facts_of_a_wrong_type_are_refused_with_family_and_fact(
+    fact: str, value: Any, named: str
+) -> None:
+    check_facts("own", GOOD)
+    with pytest.raises(PluginError, match=f"family 'own': .*{named}"):
+        check_facts("own", attrs.evolve(GOOD, **{fact: value}))
+
+
+def test_a_family_without_facts_is_named() -> None:
+    with pytest.raises(PluginError, match="family 'own': facts=None is not allowed"):
+        check_facts("own", None)
+
+
+def test_a_window_that_is_no_integer_is_refused() -> None:
+    with pytest.raises(PluginError, match="window='4' is not allowed"):
+        SlidingWindowSpec(1, 8, "float32", window="4")  # type: ignore[arg-type]

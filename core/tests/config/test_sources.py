@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ from pegboard.errors import (
     SelectionError,
 )
 from pegboard.plugins import Board, build_board
+from pegboard.testing.checkpoints import write_tiny_model
+from pegboard.testing.toy_connected import installed_board
 
 
 def board(*extra: CheckpointSource) -> Board:
@@ -266,3 +269,36 @@ def test_a_tokeniser_needs_no_model_beside_it(tmp_path: Path) -> None:
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     assert open_tokenizer(board(), str(tmp_path)).vocab_size == 1
+
+
+FILES = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "model.safetensors.index.json",
+    "model.safetensors",
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)}: (is )?not a regular file"):
+        open_checkpoint(installed_board(), str(model)).tokenizer()
+
+
+def test_a_pipe_is_no_model_and_no_tokeniser(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for use in (open_checkpoint, open_tokenizer):
+        with pytest.raises(CheckpointError, match="pipe: is not a regular file, nor a directory"):
+            use(installed_board(), str(pipe))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    os.mkfifo(folder / "tokenizer.json")
+    with pytest.raises(CheckpointError, match="is not a regular file"):
+        open_tokenizer(board(), str(folder))

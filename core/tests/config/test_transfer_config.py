@@ -54,6 +54,7 @@ def test_a_mapping_its_json_and_the_class_mean_the_same(form: Any) -> None:
         ({"kv_connector": "x", "engine_id": 5}, "engine_id=5"),
         ("{", "a JSON object"),
         ("[" * 100_000, "a JSON object"),
+        ('{"kv_connector": "a", "kv_connector": "b"}', "key 'kv_connector' is there twice"),
         ("[1]", "a mapping or a JSON object"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pegboard.api.params import SamplingParams
 from pegboard.engine.inputs import InputProcessor
@@ -41,6 +42,8 @@ def processor(**changes: Any) -> InputProcessor:
         (97, 98, 99),
         np.array([97, 98, 99]),
         [97, np.int32(98), np.uint8(99)],
+        [torch.tensor(97), torch.tensor(98, dtype=torch.int32), np.array(99)],
+        torch.tensor([97, 98, 99]),
         {"prompt": "abc"},
         {"prompt_token_ids": [97, 98, 99]},
         {"prompt_token_ids": np.array([97, 98, 99]), "prompt": None},
@@ -192,3 +195,31 @@ def test_one_bad_token_among_many_is_found_by_place(place: int, bad: Any) -> Non
     ids[place] = bad
     with pytest.raises(RequestError, match=f"token {place} is {bad!r}"):
         processor().tokenise(ids)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        torch.tensor(5),
+        np.array(5),
+        [torch.tensor(5), torch.tensor(6.0)],
+        [torch.tensor(True)],
+        [np.array(True)],
+    ],
+    ids=repr,
+)
+def test_scalars_and_what_is_no_integer_are_no_prompts(prompt: Any) -> None:
+    with pytest.raises(RequestError, match="the prompt is not valid") as caught:
+        processor().tokenise(prompt)
+    assert caught.value.field == "prompt"
+
+
+def test_more_least_tokens_than_there_is_room_for_are_refused() -> None:
+    made = processor()
+    prompt = made.tokenise([1] * 60)
+    params = SamplingParams(max_tokens=None, min_tokens=5)
+    with pytest.raises(RequestError, match="min_tokens=5 is not allowed: at most 4") as caught:
+        made.requests("r", prompt, params)
+    assert caught.value.field == "min_tokens"
+    fits = SamplingParams(max_tokens=None, min_tokens=4)
+    assert made.requests("r", prompt, fits)[0].max_tokens == 4

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pegboard import LLM, SamplingParams
 from pegboard.config import sources
@@ -233,7 +234,7 @@ def test_a_priority_that_no_policy_looks_at_is_refused(llm: LLM) -> None:
 
 def test_the_largest_counts_that_are_allowed_leave_the_engine_working(llm: LLM) -> None:
     most = 2**31 - 1
-    params = SamplingParams(top_k=most, min_tokens=most, max_tokens=None, seed=2**63 - 1)
+    params = SamplingParams(top_k=most, max_tokens=None, ignore_eos=True, seed=2**63 - 1)
     (output,) = llm.generate("ab", params, use_tqdm=False)
     assert output.outputs[0].finish_reason == "length"
     assert len(ids(llm, "next")[0]) == 4
@@ -248,3 +249,21 @@ def test_a_closed_engine_says_so(model: Path) -> None:
     for use in (lambda: list(begun), lambda: ids(llm, "a"), lambda: llm.chat(TALK, GREEDY)):
         with pytest.raises(EngineDeadError, match="closed"):
             use()
+
+
+def test_a_closed_engine_forgets_no_cache(model: Path) -> None:
+    llm = LLM(str(model), max_model_len=64, num_gpu_blocks_override=16)
+    assert llm.reset_prefix_cache()
+    llm.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        llm.reset_prefix_cache()
+
+
+def test_token_ids_of_another_library_are_one_prompt(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    plain, scalars = (
+        llm.generate(prompt, params, use_tqdm=False)
+        for prompt in ([5, 6], [torch.tensor(5), torch.tensor(6)])
+    )
+    assert len(scalars) == 1
+    assert scalars[0].outputs[0].token_ids == plain[0].outputs[0].token_ids

@@ -7,15 +7,21 @@ from collections import Counter
 
 import pytest
 
+from pegboard.api.connector import KVTransferConfig
 from pegboard.api.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from pegboard.api.kv import FullAttentionSpec, KVCacheConfig, KVSlot
 from pegboard.api.params import SamplingParams
 from pegboard.api.views import EngineRequest
 from pegboard.kv import Allocation, BlockHasher, BlockPool, KVManager, KVRequest, form_groups
 from pegboard.kv.events import EventLog
+from pegboard.plugins import build_board
+from pegboard.testing.connectors import SCRIPTED_CONNECTOR
+from pegboard.testing.scripted_connector import Script
 from pegboard.testing.toy import ToyExecutor
+from pegboard.testing.toy_connected import connected_engine
 from pegboard.testing.toy_engine import ToyEngine, toy_request
 from pegboard.testing.toy_kinds import TOY_KINDS
+from pegboard.testing.toy_paged import Faults
 
 ON = {"enable_kv_cache_events": True, "publisher": "a test"}
 
@@ -117,6 +123,43 @@ def test_a_follower_has_exactly_what_is_cached_after_every_step(
     if kinds == "all that have hits":
         assert follower.seen["spans"] > 20, "no state was told with the tokens since its last one"
         assert follower.seen["units"] > 20
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("kinds", ["full", "sliding and full", "state and full"])
+def test_a_follower_stays_exact_while_a_connector_brings_blocks(kinds: str, depth: int) -> None:
+    board = build_board(environ={"VLLM_PLUGINS": ""}, extra=[("connector", SCRIPTED_CONNECTOR)])
+    script = Script(outcomes=("now", "later", "pending"))
+    config = KVTransferConfig(
+        kv_connector="scripted",
+        kv_connector_extra_config={"script": script},
+        kv_load_failure_policy="recompute",
+    )
+    faults = Faults(spoils=lambda load, piece: (load.load_id + piece.entry) % 7 == 0)
+    toy = connected_engine(
+        board,
+        config,
+        kinds=kinds,
+        blocks=60,
+        faults=faults,
+        depth=depth,
+        check=False,
+        block_size=8,
+        max_num_batched_tokens=64,
+        kv_events_config=ON,
+    )
+    follower, rng = Follower(toy.scheduler.prefix_match_unit), random.Random(kinds + str(depth))
+    for number in range(400):
+        traffic(toy, rng, number)
+        toy.step()
+        follower.read(toy.scheduler.take_events())
+        assert follower.cached == toy.cached(), f"step {number}"
+    toy.run()
+    follower.read(toy.scheduler.take_events())
+    assert follower.cached == toy.cached()
+    assert script.counts["loaded"] > 100, "hardly anything came from outside"
+    assert script.counts["now"] > 5 and script.counts["later"] > 5
+    assert follower.seen["BlockRemoved"] >= 20
 
 
 def make(blocks: int = 20, events: bool = True, caching: bool = True) -> KVManager:

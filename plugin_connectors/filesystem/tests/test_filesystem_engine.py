@@ -176,6 +176,30 @@ def test_a_full_disk_stops_saving_and_harms_no_request(
     assert figures(engine)["dropped_saves"] == found["dropped_saves"], "nothing is tried meanwhile"
 
 
+def test_a_folder_in_the_place_of_a_file_stops_no_other_save(make: Make, tmp_path: Path) -> None:
+    run_and_close(make())
+    victims = files(tmp_path)[:3]
+    for path in victims:
+        path.unlink()
+        path.mkdir()
+    engine = make()
+    run(engine, requests())
+    run(engine, requests(salt="another"))
+    found = settle(engine)
+    engine.close()
+    assert found["write_errors"] >= 3 and found["paused"] == 0
+    assert all(path.is_dir() for path in victims), "what somebody else put there stays"
+    assert len(files(tmp_path)) >= 2 * BLOCKS
+    assert make().connected is not None, "and the next engine starts"
+
+
+def test_a_budget_of_less_than_one_block_is_refused(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"max_bytes={FILE - 1} is not allowed: at least {FILE}"):
+        make(max_bytes=FILE - 1)
+    make("kv_consumer", max_bytes=FILE - 1)
+    make(max_bytes=FILE)
+
+
 def test_saving_goes_on_after_the_pause(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

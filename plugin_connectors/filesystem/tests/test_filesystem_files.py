@@ -217,6 +217,9 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     [
         ({}, "'path' is missing"),
         ({"path": ""}, "path=''"),
+        ({"path": "a\0b"}, r"path='a\\x00b' is not allowed: .* \(without NUL\)"),
+        ({"path": "a\ud800b"}, "path=.* is not allowed"),
+        ({"path": "~nobody of this name/x"}, "path='~nobody of this name/x' is not allowed"),
         ({"path": "x", "maxbytes": 1}, "did you mean 'max_bytes'"),
         ({"path": "x", "max_bytes": 0}, "max_bytes=0"),
         ({"path": "x", "eviction": "fifo"}, "lru, arc"),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from pegboard import LLM, SamplingParams
+from pegboard.errors import ConfigError
 from pegboard.testing.checkpoints import write_tiny_model
 
 COMMON = {"max_model_len": 256, "max_num_seqs": 4, "num_gpu_blocks_override": 128}
@@ -91,3 +96,50 @@ def test_other_weights_of_the_same_shape_find_nothing(model: Path, tmp_path: Pat
         answers(llm)
         assert hit_tokens(llm) == 0
     assert len([path for path in (tmp_path / "kv").iterdir() if path.is_dir()]) == 2
+
+
+def test_a_model_retrained_in_a_few_rows_finds_nothing(model: Path, tmp_path: Path) -> None:
+    other = write_tiny_model(tmp_path / "retrained", seed=5)
+    weights = load_file(other / "model.safetensors")
+    weights["embed.weight"][100:110] *= -1
+    save_file(weights, other / "model.safetensors")
+    kept = tmp_path / "kept"
+    with engine(model, kept) as llm:
+        answers(llm)
+    with engine(other, kept) as llm:
+        answers(llm)
+        assert hit_tokens(llm) == 0
+    with engine(write_tiny_model(tmp_path / "copy", seed=5), kept) as llm:
+        answers(llm)
+        assert hit_tokens(llm) > 0, "a copy elsewhere is the same model"
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("kv-filesystem")]
+
+
+def wait_for_the_end_of_threads() -> None:
+    until = time.monotonic() + 10
+    while threads() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not threads()
+
+
+def test_an_engine_that_cannot_be_built_leaves_no_thread(model: Path, tmp_path: Path) -> None:
+    wrong = {"scheduler_cls": "os:getcwd"}
+    with pytest.raises(ConfigError, match="scheduler_cls"), engine(model, tmp_path, **wrong):
+        pytest.fail("such a scheduler runs")
+    wait_for_the_end_of_threads()
+
+
+def test_an_engine_that_is_dropped_leaves_no_thread(model: Path, tmp_path: Path) -> None:
+    kept = {
+        "kv_connector": "filesystem",
+        "kv_connector_extra_config": {"path": str(tmp_path), "threads": 2},
+    }
+    llm = LLM(str(model), kv_transfer_config=kept, dtype="float32", **COMMON)
+    answers(llm)
+    assert len(threads()) == 2
+    del llm
+    gc.collect()
+    wait_for_the_end_of_threads()

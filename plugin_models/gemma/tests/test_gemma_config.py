@@ -159,6 +159,10 @@ def test_the_scale_of_scores_is_the_files_or_the_usual_one() -> None:
     [
         ("Gemma3", "use_bidirectional_attention", True, UnsupportedError),
         ("Gemma3", "attn_logit_softcapping", 50.0, UnsupportedError),
+        ("Gemma2", "attn_logit_softcapping", 1e-45, ConfigError),
+        ("Gemma2", "final_logit_softcapping", 1e39, ConfigError),
+        ("Gemma2", "query_pre_attn_scalar", 1e-320, ConfigError),
+        ("Gemma2", "query_pre_attn_scalar", 10**400, ConfigError),
         ("Gemma3", "vision_config", {"hidden_size": 3}, UnsupportedError),
         ("Gemma2", "partial_rotary_factor", 0.5, UnsupportedError),
         ("Gemma", "sliding_window", 32, UnsupportedError),

@@ -225,6 +225,8 @@ def test_closing_sends_what_is_queued_and_frees_the_address(opened: Opened, dial
         ({"endpoint": "tcp://*:65536"}, "a port from 0 to 65535 or * at the end"),
         ({"endpoint": "tcp://*:-1"}, "a port from 0 to 65535"),
         ({"endpoint": "tcp://*"}, "a port from 0 to 65535"),
+        ({"endpoint": "ipc:///a\0b"}, "an address without NUL"),
+        ({"endpoint": "tcp://no-such-host.invalid:5555"}, "a host that can be found"),
         ({"endpoint": "ipc://\ud800"}, "text that UTF-8 can hold"),
         ({"replay_endpoint": "tcp://*:70000"}, "replay_endpoint='tcp://*:70000'"),
         ({"endpoint": "ipc://a", "replay_endpoint": "ipc://a"}, "another address than endpoint's"),

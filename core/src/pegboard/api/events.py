@@ -10,8 +10,8 @@ The events speak of *content*, not of blocks: a hash is told as stored when the 
 content is filed, and as removed when the last one is gone. So a follower that starts with an empty
 set, adds the pairs (group, hash) that are stored and drops those that are removed has exactly the
 set of what is cached, and never adds what it has or drops what it has not. Content is filed in the
-update of the step that computed it, and lost when its last block is given to another request,
-evicted or cleared.
+update of the step that computed it, or that reported it loaded by a KV connector, and lost when its
+last block is given to another request, evicted or cleared.
 
 Called by: `EngineCore`, in the engine process, from its one thread: `publish` after each step that
 changed the cache, and after a reset. No publisher, or one called ``null``, costs nothing: then no

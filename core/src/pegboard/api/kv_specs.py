@@ -47,8 +47,9 @@ def _blocks_touched(tokens: int, block_size: int) -> int:
 
 
 def _positive(spec: object, field: attrs.Attribute[int], value: int) -> None:
-    if value < 1:
-        raise PluginError(f"{type(spec).__name__}.{field.name}={value} is not allowed: at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        name = f"{type(spec).__name__}.{field.name}"
+        raise PluginError(f"{name}={value!r} is not allowed: at least 1, an integer")
 
 
 @attrs.frozen

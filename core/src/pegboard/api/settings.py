@@ -51,8 +51,18 @@ def check_keys(
 def parse_json(where: str, text: str, allowed: str) -> Any:
     """The value of a JSON text; `ConfigError` says what is `allowed` where it is none."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply
         raise ConfigError(
             f"{where}={reprlib.repr(text)} is not allowed: {allowed} ({error})"
         ) from None
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a key that is there twice one value would be ignored in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {twice!r} is there twice")
+    return found

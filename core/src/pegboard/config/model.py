@@ -21,6 +21,7 @@ from pegboard.api.kv import (
 from pegboard.api.model import ConfigInput, FamilyConfig, ModelFacts, ModelFamily
 from pegboard.config.bounds import check_layer_counts, check_sizes
 from pegboard.config.engine import DTYPES, EngineConfig
+from pegboard.config.facts import check_facts
 from pegboard.config.generation import sampling_defaults, token_ids, united_ids
 from pegboard.config.sources import open_checkpoint
 from pegboard.errors import CheckpointError, ConfigError, UnsupportedError
@@ -114,6 +115,7 @@ def _understand(
     check_layer_counts(checkpoint)
     family_config = _family_config(family, architecture, checkpoint)
     facts = family_config.facts
+    check_facts(family.name, facts)
     check_sizes(checkpoint, facts)
     quantised = _is_quantised(checkpoint)
     dtype = choose_dtype(config.dtype, facts.stored_dtype, quantised, supported)

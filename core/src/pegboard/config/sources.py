@@ -115,7 +115,10 @@ def select_source(board: Board, path: str) -> CheckpointSource:
     """The one source whose probe says yes to `path`.
 
     Raises `SelectionError` if several do, `CheckpointError` or `MissingPluginError` if none does.
+    What is neither a file nor a directory is not opened: a FIFO would wait for a writer.
     """
+    if not os.path.isdir(path) and not os.path.isfile(path):
+        raise CheckpointError(f"{path}: is not a regular file, nor a directory")
     sources: list[CheckpointSource] = list(board.registry("checkpoint"))
     yes = [source for source in sources if _probe(source, path)]
     if len(yes) > 1:
@@ -183,7 +186,7 @@ def open_tokenizer(board: Board, location: str, revision: str | None = None) -> 
     """The tokeniser of a path or hub id; a directory needs no model for it, only
     ``tokenizer.json``."""
     path = find_checkpoint(location, revision, field="tokenizer")
-    if os.path.isfile(os.path.join(path, "tokenizer.json")):
+    if os.path.exists(os.path.join(path, "tokenizer.json")):
         from pegboard.text.hf_files import tokenizer_spec_from_dir
 
         return tokenizer_spec_from_dir(path)

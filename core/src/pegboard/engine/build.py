@@ -81,9 +81,18 @@ def build_engine(
         events = open_sink(board, config.kv_events_config)  # bad options show before the weights
         undo.callback(events.close)
         executor = LOCAL_EXECUTOR.load()(board, config, model, progress=progress)
+        undo.callback(executor.close)
         core, cache = build_core(config, executor, model.max_model_len, board, events)
+        undo.callback(core.close)
+        release_free_memory()
+        engine = _front_end(config, model, core, tokenizer)
         undo.pop_all()
-    release_free_memory()
+    return BuiltEngine(config, board, model, cache, tokenizer, engine, templates)
+
+
+def _front_end(
+    config: EngineConfig, model: ResolvedModel, core: EngineCore, tokenizer: Tokenizer | None
+) -> LLMEngine:
     inputs = InputProcessor(
         encoder=tokenizer,
         vocab_size=model.facts.vocab_size,
@@ -93,8 +102,7 @@ def build_engine(
         encoder_problem=model.tokenizer_problem,
         priorities=config.scheduling_policy == "priority",
     )
-    engine = LLMEngine(core, inputs, tokenizer, config.stream_interval)
-    return BuiltEngine(config, board, model, cache, tokenizer, engine, templates)
+    return LLMEngine(core, inputs, tokenizer, config.stream_interval)
 
 
 def build_core(
@@ -110,7 +118,8 @@ def build_core(
 
     Without a board there is only the core's own scheduler, and no KV connector. `late` makes
     grammar masks; without it no request has any. Raises `ConfigError` if
-    ``config.async_scheduling`` is True and the executor runs one step at a time.
+    ``config.async_scheduling`` is True and the executor runs one step at a time; the caller closes
+    the executor if anything is raised.
     """
     executor.load()
     groups = form_groups(executor.kv_slots(), config.block_size)
@@ -124,9 +133,13 @@ def build_core(
     executor.warm_up()
     decided = attrs.evolve(config, max_model_len=max_model_len)
     connected = _connect(config, executor, cache, board)
-    scheduler, descriptor = make_scheduler(board, decided, cache, connected)
-    depth = _steps_in_flight(config, executor, descriptor)
-    core = EngineCore(scheduler, executor, events, depth=depth, late=late, connected=connected)
+    with ExitStack() as undo:
+        if connected is not None:
+            undo.callback(connected.close)
+        scheduler, descriptor = make_scheduler(board, decided, cache, connected)
+        depth = _steps_in_flight(config, executor, descriptor)
+        core = EngineCore(scheduler, executor, events, depth=depth, late=late, connected=connected)
+        undo.pop_all()
     return core, cache
 
 

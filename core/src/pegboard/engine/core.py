@@ -69,34 +69,38 @@ class EngineCore:
         """Oldest first."""
         self._told: list[EngineOutput] = []
         """What the caller must still be told."""
-        self._books = InterruptShield()
+        self.shield = InterruptShield()
+        """Signal handlers wait while the books are changed."""
 
     def step(self) -> list[EngineOutput]:
         """Keep the device busy, and return what the oldest step brought for each request.
 
         An exception from the executor is a fault of the engine, not of a request: the caller ends
-        all requests. An interrupt from the keyboard drops the steps in flight and the requests in
-        them.
+        all requests. What a signal handler raises, such as `KeyboardInterrupt`, drops the steps in
+        flight and the requests in them; `shield` tells the two apart.
         """
-        try:
-            busy = True
-            while busy and len(self._flights) < self.depth:
-                busy = self._start()
-            self._finish()
-        except KeyboardInterrupt:
-            self._drop()
-            raise
-        told, self._told = self._told, []
-        return told
+        with self.shield:
+            try:
+                busy = True
+                while busy and len(self._flights) < self.depth:
+                    busy = self._start()
+                self._finish()
+                self.shield.deliver()
+            except BaseException as error:
+                if self.shield.caused(error):
+                    self._drop()
+                raise
+            told, self._told = self._told, []
+            return told
 
     def _start(self) -> bool:
         """Plan a step and start its forward pass; False if it has no rows."""
-        with self._books:
-            plan = self.scheduler.plan()
-            flight = _Flight(plan, self._late.planned(plan))
-            self.overlapped += bool(plan.rows) and any(f.plan.rows for f in self._flights)
-            self._flights.append(flight)
-        flight.pending = self.executor.execute(plan)
+        plan = self.scheduler.plan()
+        flight = _Flight(plan, self._late.planned(plan))
+        self.overlapped += bool(plan.rows) and any(f.plan.rows for f in self._flights)
+        self._flights.append(flight)
+        with self.shield.opened:
+            flight.pending = self.executor.execute(plan)
         self._sample()
         return plan.rows > 0
 
@@ -106,15 +110,17 @@ class EngineCore:
         for age, flight in enumerate(self._flights):
             if flight.pending is not None and not flight.sampled and not (age and flight.waits):
                 flight.sampled = True
-                flight.pending.sample(self._late.inputs(flight.plan))
+                late = self._late.inputs(flight.plan)
+                with self.shield.opened:
+                    flight.pending.sample(late)
 
     def _finish(self) -> None:
         """Wait for the oldest step and update the books."""
         flight = self._flights[0]
         assert flight.pending is not None, "an unfinished step is given up"
-        result = flight.pending.result()
-        with self._books:
-            self._update(flight.plan, result)
+        with self.shield.opened:
+            result = flight.pending.result()
+        self._update(flight.plan, result)
         self._sample()
 
     def _update(self, plan: StepPlan, result: StepResult) -> None:
@@ -129,36 +135,37 @@ class EngineCore:
         They may still run. The next one comes after them all the same, since an executor keeps the
         order, so that nothing they write is in its way.
         """
-        with self._books:
-            while self._flights:
-                plan = self._flights[0].plan
-                failed = dict.fromkeys(plan.slots, "the step was interrupted")
-                self._update(plan, StepResult(plan.step_id, [], [], failed=failed))
-            self.scheduler.resync()
+        while self._flights:
+            plan = self._flights[0].plan
+            failed = dict.fromkeys(plan.slots, "the step was interrupted")
+            self._update(plan, StepResult(plan.step_id, [], [], failed=failed))
+        self.scheduler.resync()
 
     def settle(self) -> None:
         """Finish the steps in flight, without planning any; their outputs come with the next
         step."""
-        try:
-            while self._flights:
-                self._finish()
-        except KeyboardInterrupt:
-            self._drop()
-            raise
+        with self.shield:
+            try:
+                while self._flights:
+                    self._finish()
+            except BaseException as error:
+                if self.shield.caused(error):
+                    self._drop()
+                raise
 
     def add(self, request: EngineRequest) -> None:
         """Queue a checked request; see `Scheduler.add`."""
-        with self._books:
+        with self.shield:
             self.scheduler.add(request)
 
     def abort(self, ids: Iterable[str]) -> list[EngineOutput]:
         """Drop requests; see `Scheduler.abort`."""
-        with self._books:
+        with self.shield:
             return self.scheduler.abort(ids)
 
     def finish(self, ids: Iterable[str], reason: str) -> None:
         """End requests whose end was found in the text; see `Scheduler.finish`."""
-        with self._books:
+        with self.shield:
             self.scheduler.finish(ids, reason)
 
     def has_work(self) -> bool:
@@ -170,10 +177,11 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Finish the steps in flight, then forget all cached blocks; see
         `Scheduler.reset_prefix_cache`."""
-        self.settle()
-        done = self.scheduler.reset_prefix_cache()
-        self._events.publish(self.scheduler)
-        return done
+        with self.shield:
+            self.settle()
+            done = self.scheduler.reset_prefix_cache()
+            self._events.publish(self.scheduler)
+            return done
 
     def kv_event_stats(self) -> PublisherStats:
         """What became of the batches of KV events."""

@@ -21,7 +21,7 @@ from pegboard.api.params import SamplingParams
 from pegboard.api.views import EngineRequest
 from pegboard.errors import RequestError
 
-__all__ = ["InputProcessor", "Prompt", "TokenisedPrompt"]
+__all__ = ["InputProcessor", "Prompt", "TokenisedPrompt", "is_token_like"]
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or ``{"prompt": text}`` / ``{"prompt_token_ids": ids}`` (one of the two) with an
@@ -212,8 +212,15 @@ class InputProcessor:
         wanted = params.max_tokens
         if wanted is not None and wanted <= room:
             return wanted
-        if wanted is None and room >= 1:
+        if wanted is None and room >= max(params.min_tokens, 1):
             return room
+        if wanted is None and room >= 1:
+            raise RequestError(
+                f"min_tokens={params.min_tokens} is not allowed: at most {room}, since the context "
+                f"holds {self.max_model_len} tokens (max_model_len) and the prompt has "
+                f"{prompt_tokens}",
+                field="min_tokens",
+            )
         asked = "at least one output token" if wanted is None else f"max_tokens={wanted}"
         raise RequestError(
             f"the context holds {self.max_model_len} tokens (max_model_len), but the prompt has "
@@ -255,14 +262,30 @@ def _check_salt(salt: object) -> None:
 def _lists_ids(value: object) -> bool:
     """Whether `value` may be a list of token ids: bytes are no tokens, a set has no order."""
     unfit = (str, bytes, bytearray, memoryview, Mapping, Set)
-    return isinstance(value, Iterable) and not isinstance(value, unfit)
+    scalar = getattr(value, "shape", None) == ()  # which says that it can be iterated over
+    return isinstance(value, Iterable) and not isinstance(value, unfit) and not scalar
 
 
 def _token_id(token: Any, place: int) -> int:
     """An integer of another library as Python's."""
-    if isinstance(token, bool) or not isinstance(token, numbers.Integral):
+    if not is_token_like(token):
         raise _bad_prompt(f"token {place} is {token!r}, not an integer")
     return operator.index(token)
+
+
+def is_token_like(value: Any) -> bool:
+    """An integer, also one of another library or a tensor without axes; no truth value."""
+    if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):
+        return False
+    if isinstance(value, numbers.Integral):
+        return True
+    if getattr(value, "shape", None) != ():
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _bad_prompt(reason: str) -> RequestError:

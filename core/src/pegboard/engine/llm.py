@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import numbers
 import os
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from pegboard.api.params import SamplingParams
 from pegboard.config.engine import EngineConfig
 from pegboard.config.generation import sampling_defaults
 from pegboard.engine.build import build_engine
-from pegboard.engine.inputs import Prompt, TokenisedPrompt
+from pegboard.engine.inputs import Prompt, TokenisedPrompt, is_token_like
 from pegboard.engine.llm_engine import Mailbox
 from pegboard.engine.outputs import RequestOutput
 from pegboard.engine.templates import template_variables
@@ -151,9 +150,9 @@ class LLM:
         params = self._params_for(sampling_params, 1)[0]
         request_id = self._next_id()
         box: Mailbox = {}
-        self.engine.add_request(request_id, prompt, params, box=box)
         finished = False
         try:
+            self.engine.add_request(request_id, prompt, params, box=box)
             while not finished:
                 for output in self.engine.step_for(box):
                     finished = output.finished
@@ -201,8 +200,8 @@ class LLM:
         try:
             for prompt, param, rank in zip(prompts, params, ranks, strict=True):
                 request_id = self._next_id()
+                ids.append(request_id)  # first, since an interrupt may come between
                 self.engine.add_request(request_id, prompt, param, priority=rank, box=box)
-                ids.append(request_id)
             with _progress_bar(len(ids), use_tqdm) as bar:
                 while len(done) < len(ids):
                     for output in self.engine.step_for(box):
@@ -269,7 +268,7 @@ def _listed(prompts: Any) -> list[Prompt]:
         )
     if isinstance(prompts, (bytes, bytearray, memoryview)):
         return [prompts]  # one prompt, which is refused as what it is
-    if prompts and isinstance(prompts[0], numbers.Integral):
+    if prompts and (isinstance(prompts[0], bool) or is_token_like(prompts[0])):
         return [prompts]
     return list(prompts)
 

@@ -48,7 +48,7 @@ class LLMEngine:
         self._serial = 0
         self._fault: BaseException | None = None
         self._closed = False
-        self._turns = Turns()
+        self._turns = Turns(core.shield)
         self._process = os.getpid()
         self._due: Mailbox = {}
         """For the next caller of `step`."""
@@ -130,9 +130,11 @@ class LLMEngine:
         return self.core.kv_event_stats()
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False if a running request still uses some."""
-        self._check_process()
+        """Forget all cached blocks; False if a running request still uses some. Raises
+        `EngineDeadError` if there is no engine any more."""
+        self.check_alive()
         with self._turns:
+            self.check_alive()
             return self.core.reset_prefix_cache()
 
     def close(self) -> None:
@@ -182,6 +184,8 @@ class LLMEngine:
         try:
             outputs = self.core.step()
         except Exception as error:
+            if self.core.shield.caused(error):
+                raise
             self._die(error)
             raise EngineDeadError(
                 f"the engine failed in a step: {type(error).__name__}: {error}"

@@ -83,7 +83,9 @@ class KVManager:
         """Most encoder tokens of a request."""
         self._hasher = BlockHasher(self.prefix_match_unit)
         unit = self.prefix_match_unit
-        self.outside = OutsideBlocks(self.pool, cache.groups, self._policies, unit, self._hash)
+        self.outside = OutsideBlocks(
+            self.pool, cache.groups, self._policies, unit, self._hash, self._log
+        )
         """The books of what comes from outside and goes there."""
         self._stats = CacheStats()
         self.no_blocks: list[list[int]] = [[] for _ in cache.groups]

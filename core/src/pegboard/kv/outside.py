@@ -15,6 +15,7 @@ from pegboard.api.connector import Piece
 from pegboard.api.kv import KVGroup
 from pegboard.kv.blocks import Block, BlockKey, BlockPool
 from pegboard.kv.coordinator import common_beginning
+from pegboard.kv.events import CacheLog
 from pegboard.kv.policy import GroupPolicy
 from pegboard.kv.values import Fork, KVRequest
 
@@ -41,8 +42,10 @@ class OutsideBlocks:
         policies: Sequence[GroupPolicy],
         unit: int,
         hash_units: Callable[[KVRequest, int], None],
+        log: CacheLog,
     ) -> None:
-        """`hash_units` makes sure that a request's leading units are hashed."""
+        """`hash_units` makes sure that a request's leading units are hashed. `log` is the pool's:
+        it is told whose content is filed."""
         self.possible = all(policy.cacheable for policy in policies)
         """Every group can begin with content that the request did not compute."""
         self.border = lcm(*(group.block_size for group in groups)) if self.possible else 0
@@ -51,6 +54,7 @@ class OutsideBlocks:
         self._pool = pool
         self._policies = policies
         self._hash_units = hash_units
+        self._log = log
 
     def hashes(self, request: KVRequest, tokens: int) -> list[bytes]:
         """Hashes of the whole units among the first `tokens` tokens, which must be known."""
@@ -135,6 +139,7 @@ class OutsideBlocks:
             if (piece.group, piece.block) not in failed:
                 policy, block = self._policies[piece.group], self._pool.blocks[piece.block]
                 policy.file(self._pool, block, request.hashes, piece.entry)
+        self._log.committed(request, 0, len(request.hashes))
 
     # Going out
 

@@ -8,7 +8,6 @@ nobody looked at.
 from __future__ import annotations
 
 import logging
-import math
 import reprlib
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -18,6 +17,8 @@ from pegboard.errors import ConfigError, UnsupportedError
 __all__ = ["HF_HARMLESS", "HF_HARMLESS_PREFIXES", "ConfigReader"]
 
 _MISSING = object()
+_SMALLEST, _LARGEST = 1.2e-38, 3.4e38
+"""What float32 holds without loss, about: below it, digits go missing, and a quotient overflows."""
 _logger = logging.getLogger("pegboard.nn.config")
 
 
@@ -123,11 +124,11 @@ class ConfigReader:
         return name
 
     def number(self, key: str, default: Any = _MISSING) -> float:
-        """A finite number above 0."""
+        """A finite number above 0 that float32 holds with all its digits."""
         value = self._required(key, default)
         good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not good or not math.isfinite(value) or value <= 0:
-            raise self.bad(key, value, "a finite number above 0")
+        if not good or not _SMALLEST <= value <= _LARGEST:
+            raise self.bad(key, value, f"a finite number above 0 ({_SMALLEST} to {_LARGEST})")
         return float(value)
 
     def flag(self, key: str, default: Any = _MISSING) -> bool:

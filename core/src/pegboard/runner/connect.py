@@ -41,7 +41,11 @@ def connect_worker(
     own = [storage[key] for group in cache.groups for key in group.slots if group.slot_bytes()]
     layouts = [storage[group.slots[0]].layout for group in cache.groups]
     half = _Builder(board, cache, layouts, identity).build(config)
-    handshake = half.attach(own, cache, device)
+    try:
+        handshake = half.attach(own, cache, device)
+    except BaseException:
+        half.close()
+        raise
     connector = require_connector(board, config, cache.groups)
     layers = [tensors.key for tensors in own] if connector.abilities.layerwise else []
     worker = Worker(half, name=config.kv_connector, layers=layers)

@@ -26,6 +26,8 @@ from pegboard.runner.split import warm_up_kernel
 from pegboard.runner.storage import allocate_storage
 from pegboard.runner.thread import StepThread
 from pegboard.weights.build import load_model
+from pegboard.weights.checksum import WeightSums
+from pegboard.weights.random import DUMMY_SCHEME
 
 if TYPE_CHECKING:
     from pegboard.plugins import Board
@@ -57,6 +59,8 @@ class LocalExecutor:
         self._model: LanguageModel | None = None
         self._runner: ModelRunner | None = None
         self._thread: StepThread | None = None
+        self._sums: WeightSums | None = None
+        """Of the weights; only a KV connector needs them."""
 
     @property
     def max_in_flight(self) -> int:
@@ -75,6 +79,9 @@ class LocalExecutor:
         check_fit(
             opened.model, self._config, DeviceMemory(memory.total_bytes(), memory.free_bytes())
         )
+        wanted = self._config.kv_transfer_config is not None
+        if wanted and self._config.load_format != "dummy":
+            self._sums = WeightSums(opened.device)
         self._model = load_model(
             self._board,
             self._config,
@@ -84,6 +91,7 @@ class LocalExecutor:
             ops=opened.ops,
             platform_facts=opened.runtime.facts(),
             progress=self._progress,
+            sums=self._sums,
         )
 
     def kv_slots(self) -> tuple[KVSlot, ...]:
@@ -154,12 +162,14 @@ class LocalExecutor:
         wanted = self._config.kv_transfer_config
         assert wanted is not None, "there is no connector"
         layouts = [attention.layout for attention in opened.attention]
+        weights = DUMMY_SCHEME if self._sums is None else self._sums.digest()
+        self._sums = None  # and the stored tensors that it knows
         worker, link = connect_worker(
             self._board,
             wanted,
             runner.cache,
             runner.storage,
-            engine_identity(opened.model, self._config, runner.cache, layouts),
+            engine_identity(opened.model, self._config, runner.cache, layouts, weights),
             opened.device,
         )
         runner.connect(worker)

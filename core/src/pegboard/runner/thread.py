@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import threading
+import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -17,40 +20,103 @@ __all__ = ["StepThread"]
 T = TypeVar("T")
 
 
+class _Promise(Generic[T]):
+    """Work that was handed over, and what came of it.
+
+    Both hand-overs are calls of a `SimpleQueue`, which is written in C: an interrupt comes before
+    or after them, never while a lock is held.
+    """
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work: Callable[[], T] | None = work
+        self._came: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def run(self) -> None:
+        """On the thread."""
+        work, self._work = self._work, None
+        assert work is not None, "work is done once"
+        try:
+            self._came.put((work(), None))
+        except BaseException as error:
+            self._came.put((None, error))
+
+    def result(self) -> T:
+        """Wait, once."""
+        value, error = self._came.get()
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
+
+
+class _Line:
+    """What the thread works off; knows nothing of who queues, so that that one can be forgotten."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[_Promise[Any] | None] = SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="pegboard-step", daemon=True)
+        atexit.register(self.close)  # what still computes while Python is taken down may crash
+        self._thread.start()
+
+    def put(self, promise: _Promise[Any]) -> None:
+        self._queue.put(promise)
+
+    def stop(self) -> None:
+        """Drop what is queued, and end the thread after what runs."""
+        self._closed = True
+        self._queue.put(None)
+
+    def close(self) -> None:
+        """The same, and wait for it."""
+        self.stop()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (promise := self._queue.get()) is not None and not self._closed:
+            promise.run()
+            del promise  # with its work and what that holds
+        atexit.unregister(self.close)
+
+
 class StepThread:
     """Runs a runner's steps one after the other, in the order given.
 
     Work sees the caller's context variables, and computes with as many threads as the caller would
     (torch keeps that number per thread). Modes of torch that are per thread, such as inference
-    mode, are the runner's own business.
+    mode, are the runner's own business. The thread ends with `close`, with this object, or with the
+    interpreter.
     """
 
     def __init__(self, execute: Callable[[StepPlan], Pending]) -> None:
         """`execute` starts a step on the thread that calls it."""
         self._execute = execute
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pegboard-step")
+        self._line = _Line()
+        weakref.finalize(self, self._line.stop).atexit = False
 
     def execute(self, plan: StepPlan) -> Pending:
         """Hand a plan over; returns at once. A failure is raised by the pending step's `result`."""
-        return _ThreadStep(self, self.submit(lambda: self._execute(plan)))
+        execute = self._execute
+        return _ThreadStep(self, self.submit(lambda: execute(plan)))
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
+    def submit(self, work: Callable[[], T]) -> _Promise[T]:
         """Queue `work` behind what was handed over before."""
-        threads = torch.get_num_threads()
-        return self._pool.submit(copy_context().run, _with_threads, threads, work)
+        threads, context = torch.get_num_threads(), copy_context()
+        promise = _Promise(lambda: context.run(_with_threads, threads, work))
+        self._line.put(promise)
+        return promise
 
     def close(self) -> None:
         """Wait for the work that runs, drop what is queued, end the thread."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._line.close()
 
 
 class _ThreadStep:
     """`api.executor.Pending` of a step that was handed over."""
 
-    def __init__(self, thread: StepThread, started: Future[Pending]) -> None:
+    def __init__(self, thread: StepThread, started: _Promise[Pending]) -> None:
         self._thread = thread
-        self._started: Future[Pending] | None = started
-        self._result: Future[StepResult] | None = None
+        self._started: _Promise[Pending] | None = started
+        self._result: _Promise[StepResult] | None = None
 
     def sample(self, late: LateInputs) -> None:
         assert self._result is None, "a step is sampled once"

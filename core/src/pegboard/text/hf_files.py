@@ -73,7 +73,7 @@ def tokenizer_spec_from_dir(path: str | Path) -> TokenizerSpec:
     """
     folder = Path(path)
     file = folder / "tokenizer.json"
-    if not file.is_file():
+    if not file.exists():
         raise UnsupportedError(_absent(folder))
     config = _read_json_object(folder / _CONFIG)
     text = _with_added_tokens(_read_text(file), config, file)
@@ -106,7 +106,7 @@ def chat_templates_from_dir(path: str | Path) -> dict[str, str]:
         file = folder / name
         templates.update(_templates_of(_read_json_object(file).get("chat_template"), file))
     default = folder / "chat_template.jinja"
-    if default.is_file():
+    if default.exists():
         templates["default"] = _read_text(default)
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[file.stem] = _read_text(file)
@@ -125,6 +125,8 @@ def _absent(folder: Path) -> str:
 
 def _read_text(file: Path) -> str:
     try:
+        if not file.is_file():  # opening a FIFO would wait for a writer
+            raise CheckpointError(f"{file}: is not a regular file")
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file}: cannot be read: {error}") from error
@@ -132,7 +134,7 @@ def _read_text(file: Path) -> str:
 
 def _read_json_object(file: Path) -> dict[str, Any]:
     """The content of a JSON file, or an empty mapping if it does not exist."""
-    if not file.is_file():
+    if not file.exists():
         return {}
     try:
         value = json.loads(_read_text(file))

@@ -14,6 +14,7 @@ from pegboard.config.model import ResolvedModel
 from pegboard.errors import PluginError
 from pegboard.logging import get_logger
 from pegboard.nn import plain_method
+from pegboard.weights.checksum import WeightSums
 from pegboard.weights.loader import Progress, fill_dummy, load_weights
 from pegboard.weights.methods import method_chooser
 from pegboard.weights.resolve import ResolvedWeights
@@ -36,6 +37,7 @@ def load_model(
     platform_facts: Mapping[str, Any],
     progress: Progress | None = None,
     parallel: Parallel | None = None,
+    sums: WeightSums | None = None,
 ) -> LanguageModel:
     """Build `model` on `device` and load its weights (random ones with ``load_format="dummy"``).
 
@@ -49,6 +51,7 @@ def load_model(
         platform_facts: ``DeviceRuntime.facts()``, for quantisations.
         progress: Called with ``(bytes done, bytes in all)`` after each layer.
         parallel: This worker's place among tensor-parallel ranks; None for a single one.
+        sums: Gets the stored tensors that are read; it costs time, so only where it is needed.
 
     Returns the module in evaluation mode. Raises `CheckpointError` if weights and configuration do
     not agree, `MissingPluginError` for a quantisation that is not there, `UnsupportedError` for one
@@ -56,7 +59,7 @@ def load_model(
     """
     dummy = config.load_format == "dummy"
     parallel = parallel or Parallel()
-    resolved = _resolve(model)
+    resolved = _resolve(model, sums)
     context = BuildContext(
         config=model.family_config,
         dtype=dtype,
@@ -87,9 +90,9 @@ def load_model(
     return cast("LanguageModel", built.eval().requires_grad_(False))
 
 
-def _resolve(model: ResolvedModel) -> ResolvedWeights:
+def _resolve(model: ResolvedModel, sums: WeightSums | None) -> ResolvedWeights:
     weight_map: WeightMap = model.family.weights.load()(model.family_config, model.checkpoint.kind)
-    return ResolvedWeights(weight_map, model.checkpoint, model.facts.layers)
+    return ResolvedWeights(weight_map, model.checkpoint, model.facts.layers, sums)
 
 
 def _no_sources(prefix: str, parts: int) -> tuple[tuple[SourceTensor, ...], ...]:

@@ -16,6 +16,8 @@ _MAX_BYTES = 256 * 1024 * 1024
 def read_object(file: Path) -> dict[str, Any]:
     """The content of a JSON file that must hold an object."""
     try:
+        if file.exists() and not file.is_file():  # opening a FIFO would wait for a writer
+            raise CheckpointError(f"{file}: is not a regular file")
         if file.stat().st_size > _MAX_BYTES:
             raise CheckpointError(f"{file}: more than {_MAX_BYTES} bytes; too long for a JSON file")
         value = json.loads(file.read_text(encoding="utf-8"))

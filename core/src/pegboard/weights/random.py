@@ -7,10 +7,13 @@ from math import prod
 
 import torch
 
-__all__ = ["DUMMY_RANGE", "random_weight"]
+__all__ = ["DUMMY_RANGE", "DUMMY_SCHEME", "random_weight"]
 
 DUMMY_RANGE = 1e-3
 _SEED = 1234
+DUMMY_SCHEME = f"name and place by xorshift, seed {_SEED}, within {DUMMY_RANGE}"
+"""What decides the values beside the names and shapes of a model's weights: to be changed with
+them."""
 _TILES = {"cpu": 1 << 15}
 _TILE = 1 << 24
 """Values made at once, each from one int64: what a CPU's cache holds, and what keeps a GPU busy."""

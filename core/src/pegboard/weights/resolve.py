@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -19,6 +20,9 @@ from pegboard.api.checkpoint import Checkpoint, StoredTensor
 from pegboard.api.model import RowOrder, WeightMap, WeightRule
 from pegboard.api.quant import SourceTensor
 from pegboard.errors import CheckpointError, PluginError
+
+if TYPE_CHECKING:
+    from pegboard.weights.checksum import WeightSums
 
 __all__ = ["Found", "ResolvedWeights"]
 
@@ -61,15 +65,22 @@ class ResolvedWeights:
     one of them; one stored tensor may fill several parts.
     """
 
-    def __init__(self, weight_map: WeightMap, checkpoint: Checkpoint, layers: int) -> None:
-        """`layers`: how many layers the configuration has. Raises `PluginError` for a rule that
-        contradicts itself."""
+    def __init__(
+        self,
+        weight_map: WeightMap,
+        checkpoint: Checkpoint,
+        layers: int,
+        sums: WeightSums | None = None,
+    ) -> None:
+        """`layers`: how many layers the configuration has. What is read is summed by `sums`.
+        Raises `PluginError` for a rule that contradicts itself."""
+        stored = checkpoint.tensors if sums is None else sums.watch(checkpoint.tensors)
         self.path = checkpoint.path
         self.layers = layers
         self._map = weight_map
-        self._tensors = checkpoint.tensors
+        self._tensors = stored
         self._origins = _expand(weight_map.rules, layers)
-        self._by_module = _by_module(checkpoint.tensors)
+        self._by_module = _by_module(stored)
 
     def sources(self, prefix: str, parts: int) -> tuple[tuple[SourceTensor, ...], ...]:
         """Every stored tensor of each part of module `prefix`; a part of which nothing is stored

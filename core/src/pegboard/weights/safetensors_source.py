@@ -53,6 +53,8 @@ def _is_weight_file(name: str) -> bool:
 
 def _starts_with(path: str, magic: bytes) -> bool:
     try:
+        if not os.path.isfile(path):  # opening a FIFO would wait for a writer
+            return False
         with open(path, "rb") as file:
             return file.read(len(magic)) == magic
     except OSError:

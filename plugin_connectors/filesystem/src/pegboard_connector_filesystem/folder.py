@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -150,6 +151,8 @@ class Folder:
             return None
         try:
             facts = entry.stat(follow_symlinks=False)
+            if not stat.S_ISREG(facts.st_mode):
+                return None
             if block is None:
                 if clean and time.time() - facts.st_mtime > STALE_SECONDS:
                     (self._root / name).unlink()

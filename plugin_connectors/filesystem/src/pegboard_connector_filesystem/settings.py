@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,16 @@ def _flag(_: Any, field: attrs.Attribute[bool], value: Any) -> None:
 
 
 def _folder(_: Any, field: attrs.Attribute[str], value: Any) -> None:
+    allowed = "the path of a folder"
     if not isinstance(value, str) or not value:
-        raise _reject(field.name, value, "the path of a folder")
+        raise _reject(field.name, value, allowed)
+    try:
+        Path(value).expanduser()
+        good = b"\0" not in os.fsencode(value)
+    except (ValueError, RuntimeError) as error:  # no name of a file, or of a user
+        raise _reject(field.name, value, f"{allowed} ({error})") from None
+    if not good:
+        raise _reject(field.name, value, f"{allowed} (without NUL)")
 
 
 def _eviction(_: Any, field: attrs.Attribute[str], value: Any) -> None:
@@ -85,6 +94,12 @@ class Settings:
     def root(self) -> Path:
         """`path`, expanded."""
         return Path(self.path).expanduser()
+
+    def check_room(self, nbytes: int) -> None:
+        """Raises `ConfigError` if a file of so many bytes never fits."""
+        if self.max_bytes < nbytes:
+            allowed = f"at least {nbytes}, the bytes of one block's file"
+            raise _reject("max_bytes", self.max_bytes, allowed)
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Settings:

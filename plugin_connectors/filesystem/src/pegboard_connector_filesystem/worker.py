@@ -7,6 +7,7 @@ threads, under a lock that giving it up takes too: after that nothing is written
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -43,6 +44,11 @@ __all__ = ["FilesystemWorker"]
 
 PATIENCE = 0.8
 """Part of a load's time after which the worker gives it up, before the scheduler does."""
+
+_OF_ONE_FILE = frozenset(
+    (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG)
+)
+"""Errors that say nothing of the disk: a folder, say, has the name of a block's file."""
 
 _log = logging.getLogger("pegboard.connector.filesystem")
 
@@ -105,6 +111,7 @@ class FilesystemWorker(WorkerHalf):
         self._queued = 0  # bytes
         self._paused_until = 0.0
         self._scanning = False
+        self._skipped = False
         self._next_scan = 0.0
 
     # The cache comes and goes
@@ -114,10 +121,12 @@ class FilesystemWorker(WorkerHalf):
         self._sizes = self._pages.sizes()
         self._folder = Folder(self._settings, self._identity, self._sizes)
         if self._writes:
+            self._settings.check_room(max(self._folder.file_sizes().values(), default=0))
+        if self._writes:
             self._folder.prepare()
+        files = self._folder.list(clean=self._writes)
         if self._pool is None:
             self._pool = Pool(self._settings.threads, "kv-filesystem")
-        files = self._folder.list(clean=self._writes)
         self._next_scan = time.monotonic() + self._settings.rescan_seconds
         return pack(Handshake(self._folder.file_sizes(), files))
 
@@ -248,7 +257,10 @@ class FilesystemWorker(WorkerHalf):
                 self._folder.write(save.group, save.key, staged.content())
                 good = True
         except (OSError, ValueError) as error:
-            self._pause(error)
+            if getattr(error, "errno", None) in _OF_ONE_FILE:
+                self._skip(name, error)
+            else:
+                self._pause(error)
         finally:
             with self._lock:
                 self._queued -= nbytes
@@ -269,6 +281,13 @@ class FilesystemWorker(WorkerHalf):
     @property
     def _paused(self) -> bool:
         return self._paused_until > 0
+
+    def _skip(self, name: str, error: Exception) -> None:
+        """Something stands in the place of one file; others can be written."""
+        self._note("write_errors")
+        if not self._skipped:
+            self._skipped = True
+            _log.warning("%s, and perhaps others, cannot be written: %s", name, error)
 
     def _pause(self, error: Exception) -> None:
         """Stop saving for a while."""

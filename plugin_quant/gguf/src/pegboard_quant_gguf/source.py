@@ -39,8 +39,10 @@ def probe(path: str) -> bool:
     if place.suffix.lower() == ".gguf":
         return True
     try:
+        if not place.is_file():  # opening a FIFO would wait for a writer
+            return False
         with place.open("rb") as file:
-            return place.is_file() and file.read(len(MAGIC)) == MAGIC
+            return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
 

@@ -43,6 +43,8 @@ def _endpoint(optional: bool) -> Validator:
             raise reject(field.name, value, f"an address with {', '.join(transports)}{suffix}")
         if not _is_utf8(value):
             raise reject(field.name, value, "text that UTF-8 can hold")
+        if "\0" in value:
+            raise reject(field.name, value, "an address without NUL")
         if value.startswith("tcp://") and not _has_port(value):
             raise reject(field.name, value, "a port from 0 to 65535 or * at the end")
 

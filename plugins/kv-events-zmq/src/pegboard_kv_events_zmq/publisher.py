@@ -153,6 +153,7 @@ def _attach(socket: zmq.Socket[bytes], field: str, endpoint: str, bind: bool = T
             _require_free(field, endpoint)
             socket.bind(endpoint)
         else:
+            _require_host(field, endpoint)
             socket.connect(endpoint)
     except zmq.ZMQError as error:
         socket.close(linger=0)
@@ -173,6 +174,17 @@ def _require_free(field: str, endpoint: str) -> None:
         if time.monotonic() > deadline:
             raise reject(field, endpoint, "a path that no other socket serves")
         time.sleep(_RETRY_SECONDS)
+
+
+def _require_host(field: str, endpoint: str) -> None:
+    """Refuse a host without an address: ZeroMQ would look for it for ever, and say nothing."""
+    if endpoint.startswith("tcp://"):
+        # Before a semicolon stands the local side of the connection.
+        host = endpoint.removeprefix("tcp://").rpartition(";")[2].rpartition(":")[0]
+        try:
+            socket_module.getaddrinfo(host.strip("[]"), None)
+        except (OSError, UnicodeError) as error:
+            raise reject(field, endpoint, f"a host that can be found ({error})") from error
 
 
 def _is_served(path: str) -> bool:
