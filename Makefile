@@ -10,7 +10,7 @@
 
 PYTHON ?= python3
 PROMPT ?= Explain in two sentences why the sky is blue.
-DEMO_ARGS ?= --temperature 0 --max-tokens 80
+DEMO_ARGS ?= --temperature 0 --max-tokens 200
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 WORKERS ?= 2

@@ -64,6 +64,8 @@ def test_run_streams_an_answer_and_sums_it_up(pegboard: Any, smollm2_path: Path)
     summary = outcome.stderr.strip().splitlines()[-1]
     for part in ("5 prompt tokens", "6 output tokens", "tok/s", "first token after", "finish: "):
         assert part in summary
+    before = outcome.stderr.strip().splitlines()[:-1]
+    assert len(before) <= 1 and all(len(line) < 200 for line in before), before
 
 
 def test_run_prints_the_answer_alone_when_quiet_and_reads_a_prompt_from_standard_input(
@@ -71,8 +73,15 @@ def test_run_prints_the_answer_alone_when_quiet_and_reads_a_prompt_from_standard
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("abc"))
     outcome = here("run", speaker, "-", "--raw", "-q", "--max-tokens", str(len(TEXT)), *SMALL)
-    assert (outcome.returncode, outcome.stdout) == (0, TEXT + "\n"), outcome.stderr
-    assert "tok/s" not in outcome.stderr
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, TEXT + "\n", "")
+
+
+def test_a_level_that_is_asked_for_holds_for_a_quiet_run_too(
+    speaker: str, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PEGBOARD_LOG_LEVEL", "DEBUG")
+    outcome = here("run", speaker, "abc", "--raw", "-q", "--max-tokens", "1", *SMALL)
+    assert "num_gpu_blocks_override asks for 300 blocks" in outcome.stderr
 
 
 def test_run_writes_text_as_it_comes(pegboard: Any, speaker: str) -> None:

@@ -78,15 +78,18 @@ def get_logger(name: str) -> Logger:
 
 
 def setup_logging(
-    *, environ: Mapping[str, str] | None = None, stream: TextIO | None = None
+    *,
+    environ: Mapping[str, str] | None = None,
+    stream: TextIO | None = None,
+    level: str = "INFO",
 ) -> None:
     """Send the engine's log to `stream` (default stderr).
 
-    The level is that of ``PEGBOARD_LOG_LEVEL`` (default INFO). Calling it again replaces
-    the earlier set-up. Raises `ConfigError` for an unknown level.
+    The level is that of ``PEGBOARD_LOG_LEVEL``, where that is set, else `level`. Calling it again
+    replaces the earlier set-up. Raises `ConfigError` for an unknown level.
     """
     stream = sys.stderr if stream is None else stream
-    level = _level(os.environ if environ is None else environ)
+    level = _level(os.environ if environ is None else environ, level)
     root = logging.getLogger(_ROOT)
     for handler in [h for h in root.handlers if isinstance(h, _Handler)]:
         root.removeHandler(handler)
@@ -95,8 +98,8 @@ def setup_logging(
     root.propagate = False
 
 
-def _level(environ: Mapping[str, str]) -> str:
-    text = environ.get(LEVEL_VARIABLE, "INFO").strip().upper()
+def _level(environ: Mapping[str, str], default: str) -> str:
+    text = environ.get(LEVEL_VARIABLE, default).strip().upper()
     if text not in LEVELS:
         raise ConfigError(
             f"{LEVEL_VARIABLE} is {environ[LEVEL_VARIABLE]!r}; allowed are {', '.join(LEVELS)}"

@@ -20,6 +20,7 @@ from pegboard.cli.options import (
 )
 from pegboard.cli.streams import read_input, say
 from pegboard.errors import RequestError
+from pegboard.logging import setup_logging
 
 if TYPE_CHECKING:
     from pegboard.engine.llm import LLM
@@ -62,6 +63,8 @@ def run(
     """Answer one prompt and stream the text."""
     from pegboard.engine.llm import LLM
 
+    if quiet:
+        setup_logging(level="ERROR")
     given: dict[str, Any] = {
         "temperature": temperature,
         "top_p": top_p,

@@ -128,7 +128,9 @@ def build_core(
     cache = size_cache(
         groups, config, profile.cache_bytes(config.gpu_memory_utilization), max_model_len
     )
-    get_logger("pegboard.engine").info("cache sized", blocks=cache.num_blocks, reason=cache.reason)
+    log = get_logger("pegboard.engine")
+    log.info("cache sized", blocks=cache.num_blocks, max_model_len=max_model_len)
+    log.debug("why so many blocks", reason=cache.reason)
     executor.allocate(cache)
     executor.warm_up()
     decided = attrs.evolve(config, max_model_len=max_model_len)
