@@ -24,6 +24,7 @@ from pegboard.runner.setup import OpenedDevice, open_device
 from pegboard.runner.slots import Limits
 from pegboard.runner.storage import allocate_storage
 from pegboard.runner.thread import StepThread
+from pegboard.runner.threads import few_threads
 from pegboard.weights.build import load_model
 
 if TYPE_CHECKING:
@@ -74,16 +75,17 @@ class LocalExecutor:
         check_fit(
             opened.model, self._config, DeviceMemory(memory.total_bytes(), memory.free_bytes())
         )
-        self._model = load_model(
-            self._board,
-            self._config,
-            opened.model,
-            device=opened.device,
-            dtype=getattr(torch, opened.model.dtype),
-            ops=opened.ops,
-            platform_facts=opened.runtime.facts(),
-            progress=self._progress,
-        )
+        with few_threads(opened.model.weight_bytes):
+            self._model = load_model(
+                self._board,
+                self._config,
+                opened.model,
+                device=opened.device,
+                dtype=getattr(torch, opened.model.dtype),
+                ops=opened.ops,
+                platform_facts=opened.runtime.facts(),
+                progress=self._progress,
+            )
 
     def kv_slots(self) -> tuple[KVSlot, ...]:
         return self._device().model.facts.kv_slots
@@ -97,13 +99,13 @@ class LocalExecutor:
         memory = opened.runtime.memory
         runner = self._make_runner(KVCacheConfig(groups=opened.groups, num_blocks=1))
         exact = opened.device.type != "cpu"
+        with few_threads(opened.model.weight_bytes):
+            peak = step_peak(runner.dummy, self._limits(), exact=exact, measure=memory.peak_bytes)
         return MemoryProfile(
             total=memory.total_bytes(),
             free=memory.free_bytes(),
             weights=self._weight_bytes(),
-            peak_activations=step_peak(
-                runner.dummy, self._limits(), exact=exact, measure=memory.peak_bytes
-            ),
+            peak_activations=peak,
             cache_limit=memory.cache_limit(),
         )
 
