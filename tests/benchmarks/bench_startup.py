@@ -1,8 +1,8 @@
 """How long ``pegboard --help`` and ``pegboard plugins list`` take, above bare Python, and a short
 answer of ``pegboard run`` above importing torch.
 
-Run ``python tests/benchmarks/bench_startup.py [ROUNDS] [MODEL]``, or ``make bench-startup``; without
-a model there is no answer to measure. The commands are interleaved, so that a change in the
+Run ``python tests/benchmarks/bench_startup.py [ROUNDS] [MODEL]``, or ``make bench-startup``;
+without a model there is no answer to measure. The commands are interleaved, so that a change in the
 machine's load meets all of them alike. Printed are medians of wall time and of processor time, that
 of all threads together; on a machine that others use, the latter says more. The goal is a median
 below 0.25 s above bare Python.
