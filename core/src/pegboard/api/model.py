@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from pegboard.api.descriptor import LazyRef, lazy_ref
-from pegboard.api.kv import KVSlot
 
 if TYPE_CHECKING:
     import torch
 
     from pegboard.api.attention import AttentionKernel
-    from pegboard.api.kv import KVTensors
+    from pegboard.api.kv import KVSlot, KVTensors
     from pegboard.api.quant import LayerMethod, LayerSpec, SourceTensor
 
 __all__ = [

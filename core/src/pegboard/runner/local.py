@@ -25,6 +25,7 @@ from pegboard.runner.slots import Limits
 from pegboard.runner.split import warm_up_kernel
 from pegboard.runner.storage import allocate_storage
 from pegboard.runner.thread import StepThread
+from pegboard.runner.threads import few_threads
 from pegboard.weights.build import load_model
 from pegboard.weights.checksum import WeightSums
 from pegboard.weights.random import DUMMY_SCHEME
@@ -82,17 +83,18 @@ class LocalExecutor:
         wanted = self._config.kv_transfer_config is not None
         if wanted and self._config.load_format != "dummy":
             self._sums = WeightSums(opened.device)
-        self._model = load_model(
-            self._board,
-            self._config,
-            opened.model,
-            device=opened.device,
-            dtype=getattr(torch, opened.model.dtype),
-            ops=opened.ops,
-            platform_facts=opened.runtime.facts(),
-            progress=self._progress,
-            sums=self._sums,
-        )
+        with few_threads(opened.model.weight_bytes):
+            self._model = load_model(
+                self._board,
+                self._config,
+                opened.model,
+                device=opened.device,
+                dtype=getattr(torch, opened.model.dtype),
+                ops=opened.ops,
+                platform_facts=opened.runtime.facts(),
+                progress=self._progress,
+                sums=self._sums,
+            )
 
     def kv_slots(self) -> tuple[KVSlot, ...]:
         return self._device().model.facts.kv_slots
@@ -107,13 +109,13 @@ class LocalExecutor:
         self._warm_up_kernels()
         runner = self._make_runner(KVCacheConfig(groups=opened.groups, num_blocks=1))
         exact = opened.device.type != "cpu"
+        with few_threads(opened.model.weight_bytes):
+            peak = step_peak(runner.dummy, self._limits(), exact=exact, measure=memory.peak_bytes)
         return MemoryProfile(
             total=memory.total_bytes(),
             free=memory.free_bytes(),
             weights=self._weight_bytes(),
-            peak_activations=step_peak(
-                runner.dummy, self._limits(), exact=exact, measure=memory.peak_bytes
-            ),
+            peak_activations=peak,
             cache_limit=memory.cache_limit(),
         )
 
