@@ -12,6 +12,7 @@ from pegboard.api.attention import AttentionInputs, AttentionLayer, AttentionSte
 from pegboard.api.kv import KVTensors
 from pegboard.api.ops import OpVersion
 from pegboard.api.platform import Immediate
+from pegboard.errors import UnsupportedError
 from pegboard.nn import OpTable
 from pegboard.nn.cache_ops import paged_view
 from pegboard.runner.recorded import bucket_sizes
@@ -64,8 +65,7 @@ class DeviceSumKernel:
         return out
 
 
-@pytest.fixture
-def driver(make_driver, monkeypatch):
+def recording_driver(make_driver, execution):
     """A driver whose runner records, on two groups whose keys and values the core stores."""
     choose = OpVersion(name="test.choose", op="choose", function="pegboard.sampling.choose:choose")
     made = make_driver(
@@ -73,14 +73,39 @@ def driver(make_driver, monkeypatch):
         kernel=DeviceSumKernel,
         backend={"capture": "whole", "fused_kv_write": False},
         ops=OpTable.choose([choose], platform="test", dtype="float32"),
-        execution=Recorder(),
+        execution=execution,
     )
     made.runner.record()
     return made
 
 
+@pytest.fixture
+def driver(make_driver):
+    return recording_driver(make_driver, Recorder())
+
+
 def replays(driver) -> int:
     return driver.runner.recorded()["replays"]
+
+
+class Unable(Recorder):
+    def record(self, work: Callable[[], None]) -> Again:
+        raise UnsupportedError("this work cannot be recorded: it waits")
+
+
+def test_what_cannot_be_recorded_runs_step_by_step(make_driver, monkeypatch):
+    said = []
+
+    class Logger:
+        def warning(self, event: str, **facts: str) -> None:
+            said.append((event, facts["reason"]))
+
+    monkeypatch.setattr("pegboard.runner.runner.get_logger", lambda name: Logger())
+    made = recording_driver(make_driver, Unable())
+    assert said == [("steps are not recorded", "this work cannot be recorded: it waits")]
+    made.add(2, PROMPT)
+    assert made.generate(2, 9, 100) == made.model.greedy(PROMPT, 9)
+    assert made.runner.recorded() == {"recordings": 0, "replays": 0}
 
 
 def test_bucket_sizes_end_with_the_largest_step():
