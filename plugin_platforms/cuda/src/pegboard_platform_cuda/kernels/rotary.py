@@ -96,7 +96,9 @@ def _joined_kernel(
     tl.store(row + pair[None, :], low, mask=mask)
     tl.store(row + R // 2 + pair[None, :], high, mask=mask)
     slot = tl.load(slots + token)
-    kept = there & (head >= HEADS) & (slot >= 0)
+    # A row without a place has no heads to store: a bound, since some versions of the interpreter
+    # make a number of a vector of truths joined with a single one.
+    kept = (head >= HEADS) & (head < tl.where(slot >= 0, HEADS + 2 * KV_HEADS, 0))
     of_value = (head >= HEADS + KV_HEADS).to(tl.int64)
     kv_head = head - HEADS - of_value * KV_HEADS
     page = pages + (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * place_stride
