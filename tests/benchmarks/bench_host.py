@@ -166,7 +166,8 @@ def report(running: int, steps: int) -> Times:
         f"p99 {with_gc.p99:.3f}; without gc {without.median:.3f}, {without.quiet:.3f}, "
         f"p99 {without.p99:.3f}\n"
         f"               CPU median {with_gc.worked:.3f} ms, tenth percentile "
-        f"{with_gc.least:.3f} ms; {with_gc.worked / running * 1e3:.2f} us a request; without gc {without.worked:.3f}"
+        f"{with_gc.least:.3f} ms; {with_gc.worked / running * 1e3:.2f} us a request; "
+        f"without gc {without.worked:.3f}"
     )
     return with_gc
 
