@@ -307,5 +307,9 @@ class TokenBudgetScheduler:
         """What the prefix cache holds: pairs of group and hash. For tests and diagnosis."""
         return self._kv.pool.keys()
 
+    def loading(self) -> set[str]:
+        """Requests that wait until their beginning is loaded. For tests and diagnosis."""
+        return {request.request_id for request in self._books.transfers.loading()}
+
     def check(self) -> None:
         audit(self._books)
