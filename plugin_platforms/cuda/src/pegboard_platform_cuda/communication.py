@@ -1,0 +1,66 @@
+"""Ranks on the GPUs of one host that reach one another through NCCL."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from pegboard.errors import UnsupportedError
+
+__all__ = ["NcclCommunication"]
+
+_LONGEST_WAIT = timedelta(hours=1)
+
+
+class NcclCommunication:
+    """`pegboard.api.platform.Communication` of tensors on GPU `index`.
+
+    Operations go to the current stream, so that they can be recorded with what is around them. The
+    first ones open the connections: it must not be recorded. Nothing of it is global:
+    `torch.distributed` has no default group afterwards.
+    """
+
+    def __init__(self, rank: int, world: int, address: str, index: int) -> None:
+        """Raises `UnsupportedError` where torch was built without NCCL."""
+        if not (dist.is_available() and dist.is_nccl_available()):
+            raise UnsupportedError(
+                f"{world} ranks need NCCL, which torch {torch.__version__} was built without"
+            )
+        self.rank = rank
+        self.world = world
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _LONGEST_WAIT
+        self._group: dist.ProcessGroupNCCL | None = dist.ProcessGroupNCCL(
+            dist.FileStore(address, world), rank, world, options
+        )
+        self.all_reduce(torch.zeros(1, device=torch.device("cuda", index)))
+        torch.cuda.synchronize(index)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """In place where `x` is contiguous."""
+        x = x.contiguous()
+        if x.numel():
+            options = dist.AllreduceOptions()
+            options.asyncOp = False
+            self._open().allreduce([x], options).wait()
+        return x
+
+    def all_gather(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+        gathered = x.new_empty((self.world, *x.shape))
+        if x.numel():
+            options = dist.AllgatherOptions()
+            options.asyncOp = False
+            self._open()._allgather_base(gathered.flatten(0, 1), x.contiguous(), options).wait()
+        return torch.cat(gathered.unbind(0), axis)
+
+    def close(self) -> None:
+        """Without waiting for work that another rank may never join."""
+        if self._group is not None:
+            self._group.abort()
+            self._group = None
+
+    def _open(self) -> dist.ProcessGroupNCCL:
+        assert self._group is not None, "closed"
+        return self._group
