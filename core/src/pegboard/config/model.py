@@ -22,8 +22,8 @@ from pegboard.api.model import ConfigInput, FamilyConfig, ModelFacts, ModelFamil
 from pegboard.config.bounds import check_layer_counts, check_sizes
 from pegboard.config.engine import DTYPES, EngineConfig
 from pegboard.config.facts import check_facts
-from pegboard.config.ranks import check_ranks
 from pegboard.config.generation import sampling_defaults, token_ids, united_ids
+from pegboard.config.ranks import check_ranks
 from pegboard.config.sources import open_checkpoint
 from pegboard.errors import CheckpointError, ConfigError, UnsupportedError
 from pegboard.weights.header import STORED_DTYPES
@@ -136,8 +136,7 @@ def _understand(
             checkpoint.generation_defaults, f"{checkpoint.path}: generation defaults"
         ),
         eos_token_ids=_eos_ids(checkpoint, facts, tokenizer),
-        weight_bytes=estimate_weight_bytes(tensors.values(), dtype)
-        // config.tensor_parallel_size,
+        weight_bytes=estimate_weight_bytes(tensors.values(), dtype) // config.tensor_parallel_size,
         quantised=quantised,
         tokenizer=tokenizer,
         tokenizer_problem=problem,

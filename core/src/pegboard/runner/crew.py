@@ -123,6 +123,10 @@ class Crew:
                 answers[rank] = answer
         return [answers[rank.number] for rank in self._ranks]
 
+    def processes(self) -> list[int]:
+        """Process ids by rank."""
+        return [rank.process.pid for rank in self._ranks]
+
     def plan(self, plan: StepPlan) -> None:
         """Start a step."""
         self._messages.put(wire.step(plan))

@@ -78,9 +78,7 @@ class LocalExecutor:
         `ResourceError` before any weight is read if the model cannot fit, and what
         `pegboard.weights.build.load_model` raises.
         """
-        self._opened = opened = open_device(
-            self._board, self._config, self._resolved, self._place
-        )
+        self._opened = opened = open_device(self._board, self._config, self._resolved, self._place)
         memory = opened.runtime.memory
         check_fit(
             opened.model, self._config, DeviceMemory(memory.total_bytes(), memory.free_bytes())

@@ -93,9 +93,7 @@ class _RankProcess:
         own = _own_config(config)
         board = load_plugins(strict=own.strict_plugins)
         progress = self._progress if place.rank == 0 else None
-        return LocalExecutor(
-            board, own, resolve_model(board, own), progress=progress, place=place
-        )
+        return LocalExecutor(board, own, resolve_model(board, own), progress=progress, place=place)
 
     def _progress(self, done: int, total: int) -> None:
         self._say(wire.pack(wire.ANSWER, (-1, (done, total))))

@@ -85,9 +85,10 @@ class RanksExecutor:
         raise UnsupportedError("KV connectors do not serve several ranks")
 
     def facts(self) -> dict[str, Any]:
-        """Those of rank 0, and how many ranks there are."""
-        facts: dict[str, Any] = self._ready().ask("facts")[0]
-        return {**facts, "tensor_parallel_size": self._config.tensor_parallel_size}
+        """Those of rank 0, and the ids of the ranks' processes."""
+        crew = self._ready()
+        facts: dict[str, Any] = crew.ask("facts")[0]
+        return {**facts, "rank_processes": crew.processes()}
 
     def close(self) -> None:
         """Let the ranks end; one that does not is ended."""

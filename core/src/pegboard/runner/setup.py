@@ -50,7 +50,7 @@ class OpenedDevice:
     groups: tuple[KVGroup, ...]
     attention: tuple[GroupAttention, ...]
     ops: OpTable
-    parallel: Parallel = Parallel()
+    parallel: Parallel
 
 
 def open_device(
@@ -90,8 +90,8 @@ def _runtime(platform: Platform, place: RankPlace) -> DeviceRuntime:
         if place.world == 1:
             raise
         raise ConfigError(
-            f"tensor_parallel_size={place.world} is not allowed: rank {place.rank} finds no device: "
-            f"{error}"
+            f"tensor_parallel_size={place.world} is not allowed: rank {place.rank} finds no "
+            f"device: {error}"
         ) from None
     return runtime
 

@@ -40,8 +40,8 @@ START, CALL, PLAN, SAMPLE, CLOSE = b"s", b"c", b"p", b"l", b"q"
 """To a rank: ``(EngineConfig, RankPlace, log level)``; ``(number, method, arguments)``; a plan;
 late inputs; nothing."""
 ANSWER, RESULT, FAULT = b"a", b"r", b"f"
-"""From a rank: ``(number, value)``, with number -1 the progress of loading; a step's result, of rank
-0 only; ``(PegboardError or None, traceback)``."""
+"""From a rank: ``(number, value)``, with number -1 the progress of loading; a step's result, of
+rank 0 only; ``(PegboardError or None, traceback)``."""
 
 
 def pack(tag: bytes, content: Any) -> bytes:
@@ -55,26 +55,32 @@ def unpack(body: bytes) -> Any:
 
 
 def step(plan: StepPlan) -> bytes:
+    """A message that starts a step."""
     return PLAN + msgspec.msgpack.encode(plan)
 
 
 def read_plan(body: bytes) -> StepPlan:
+    """The content of such a message."""
     return msgspec.msgpack.decode(body, type=StepPlan)
 
 
 def late(inputs: LateInputs) -> bytes:
+    """A message that lets the step be sampled which was started last."""
     return SAMPLE + msgspec.msgpack.encode(inputs)
 
 
 def read_late(body: bytes) -> LateInputs:
+    """The content of such a message."""
     return msgspec.msgpack.decode(body, type=LateInputs)
 
 
 def result(found: StepResult) -> bytes:
+    """A message with what a step brought."""
     return RESULT + msgspec.msgpack.encode(found)
 
 
 def read_result(body: bytes) -> StepResult:
+    """The content of such a message."""
     return msgspec.msgpack.decode(body, type=StepResult)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
 
 from pegboard.errors import UnsupportedError
 
@@ -30,13 +32,12 @@ class GlooCommunication:
             )
         self.rank = rank
         self.world = world
-        gloo = dist.ProcessGroupGloo
+        gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname="127.0.0.1")]
         options._timeout = _LONGEST_WAIT
-        self._group: dist.ProcessGroupGloo | None = gloo(
-            dist.FileStore(address, world), rank, world, options
-        )
+        store = dist.FileStore(address, world)  # type: ignore[attr-defined]
+        self._group: Any = gloo(store, rank, world, options)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """In place where `x` is contiguous."""
@@ -54,6 +55,6 @@ class GlooCommunication:
     def close(self) -> None:
         self._group = None
 
-    def _open(self) -> dist.ProcessGroupGloo:
+    def _open(self) -> Any:
         assert self._group is not None, "closed"
         return self._group

@@ -141,7 +141,8 @@ def native_bfloat16() -> bool:
 
 
 def _fit_threads(ranks: int = 1) -> None:
-    """Use no more threads than this rank's share of the processors; an explicit ``OMP_NUM_THREADS`` is left alone.
+    """Use no more threads than this rank's share of the processors; an explicit
+    ``OMP_NUM_THREADS`` is left alone.
 
     Torch counts the host's, and in a container with a quota they stand in each other's way.
     """

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
+    AllgatherOptions,
+    AllreduceOptions,
+)
 
 from pegboard.errors import UnsupportedError
 
@@ -30,11 +35,11 @@ class NcclCommunication:
             )
         self.rank = rank
         self.world = world
-        options = dist.ProcessGroupNCCL.Options()
+        nccl: Any = dist.ProcessGroupNCCL
+        options = nccl.Options()
         options._timeout = _LONGEST_WAIT
-        self._group: dist.ProcessGroupNCCL | None = dist.ProcessGroupNCCL(
-            dist.FileStore(address, world), rank, world, options
-        )
+        store = dist.FileStore(address, world)  # type: ignore[attr-defined]
+        self._group: Any = nccl(store, rank, world, options)
         self.all_reduce(torch.zeros(1, device=torch.device("cuda", index)))
         torch.cuda.synchronize(index)
 
@@ -42,7 +47,7 @@ class NcclCommunication:
         """In place where `x` is contiguous."""
         x = x.contiguous()
         if x.numel():
-            options = dist.AllreduceOptions()
+            options = AllreduceOptions()
             options.asyncOp = False
             self._open().allreduce([x], options).wait()
         return x
@@ -50,7 +55,7 @@ class NcclCommunication:
     def all_gather(self, x: torch.Tensor, axis: int) -> torch.Tensor:
         gathered = x.new_empty((self.world, *x.shape))
         if x.numel():
-            options = dist.AllgatherOptions()
+            options = AllgatherOptions()
             options.asyncOp = False
             self._open()._allgather_base(gathered.flatten(0, 1), x.contiguous(), options).wait()
         return torch.cat(gathered.unbind(0), axis)
@@ -61,6 +66,6 @@ class NcclCommunication:
             self._group.abort()
             self._group = None
 
-    def _open(self) -> dist.ProcessGroupNCCL:
+    def _open(self) -> Any:
         assert self._group is not None, "closed"
         return self._group
