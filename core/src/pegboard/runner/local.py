@@ -71,6 +71,11 @@ class LocalExecutor:
         """2: sampled tokens stay where the next step reads them."""
         return 2
 
+    @property
+    def device(self) -> torch.device:
+        """That of the model, once it is loaded."""
+        return self._device().device
+
     def load(self) -> None:
         """Choose device, backends and ops, check that the model fits, then build and fill it.
 

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import attrs
+import torch
 
 from pegboard.api.executor import Pending
 from pegboard.config.engine import EngineConfig
@@ -61,12 +62,12 @@ class _RankProcess:
         self._sending = threading.Lock()
         self._sampled: SimpleQueue[Pending] = SimpleQueue()
         self._started: Pending | None = None
+        self._fetching: threading.Thread | None = None
         self._rank = 0
 
     def serve(self) -> None:
         """Until the engine closes. Raises `EOFError` if it is gone."""
         executor = self._open()
-        threading.Thread(target=self._fetch, name="pegboard-results", daemon=True).start()
         while (message := self._pipe.recv_bytes()) != wire.CLOSE:
             tag, body = message[:1], message[1:]
             if tag == wire.PLAN:
@@ -76,6 +77,7 @@ class _RankProcess:
                 assert started is not None, "a step is started, then sampled"
                 started.sample(wire.read_late(body))
                 self._sampled.put(started)
+                self._start_fetching(executor.device)
             else:
                 number, name, values = wire.unpack(body)
                 self._say(wire.pack(wire.ANSWER, (number, getattr(executor, name)(*values))))
@@ -102,9 +104,18 @@ class _RankProcess:
         with self._sending:
             self._pipe.send_bytes(message)
 
-    def _fetch(self) -> None:
+    def _start_fetching(self, device: torch.device) -> None:
+        if self._fetching is None:
+            self._fetching = threading.Thread(
+                target=self._fetch, args=(device,), name="pegboard-results", daemon=True
+            )
+            self._fetching.start()
+
+    def _fetch(self, device: torch.device) -> None:
         """On a thread of its own, so that the next step can be started meanwhile."""
         try:
+            if device.index is not None:  # a thread begins on the first device, which is another's
+                torch.accelerator.set_device_index(device.index)
             while True:
                 result = self._sampled.get().result()
                 if self._rank == 0:

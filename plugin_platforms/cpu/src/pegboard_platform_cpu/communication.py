@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-
 from pegboard.errors import UnsupportedError
 
 __all__ = ["GlooCommunication"]

@@ -49,7 +49,7 @@ class NcclCommunication:
         if x.numel():
             options = AllreduceOptions()
             options.asyncOp = False
-            self._open().allreduce([x], options).wait()
+            _wait(self._open().allreduce([x], options))
         return x
 
     def all_gather(self, x: torch.Tensor, axis: int) -> torch.Tensor:
@@ -57,7 +57,8 @@ class NcclCommunication:
         if x.numel():
             options = AllgatherOptions()
             options.asyncOp = False
-            self._open()._allgather_base(gathered.flatten(0, 1), x.contiguous(), options).wait()
+            flat = gathered.flatten(0, 1)
+            _wait(self._open()._allgather_base(flat, x.contiguous(), options))
         return torch.cat(gathered.unbind(0), axis)
 
     def close(self) -> None:
@@ -69,3 +70,9 @@ class NcclCommunication:
     def _open(self) -> Any:
         assert self._group is not None, "closed"
         return self._group
+
+
+def _wait(work: Any) -> None:
+    """Let the current stream come after `work`, if it is not in that stream anyway."""
+    if work is not None:
+        work.wait()
