@@ -20,7 +20,7 @@ from pegboard.runner import wire
 
 def test_a_plan_arrives_as_it_was_sent() -> None:
     params = SamplingParams(
-        temperature=0.7, seed=2**63 + 1, stop=["x"], logit_bias={3: -1.5}, stop_token_ids=[4]
+        temperature=0.7, seed=-(2**63), stop=["x"], logit_bias={3: -1.5}, stop_token_ids=[4]
     )
     row = NewRow(2, [1, 2, 3], [9], params, 2**64 - 1, 1, [5], [[7], [8, 9]])
     plan = StepPlan(
@@ -65,8 +65,8 @@ def test_an_error_of_ours_arrives_as_one(error: Exception) -> None:
 
 
 def test_any_other_error_arrives_as_its_trace() -> None:
-    class Odd(ConfigError):
+    class OddError(ConfigError):
         """One that the other end could not import."""
 
-    for error in (ZeroDivisionError("zero"), Odd("odd")):
+    for error in (ZeroDivisionError("zero"), OddError("odd")):
         assert wire.unpack(wire.fault(error, "trace")[1:]) == (None, "trace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -35,22 +37,23 @@ def main(descriptor: int, engine: int) -> None:
     it says so or is gone. Does not return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine's process decides what it means
     os.set_inheritable(descriptor, False)
-    threading.Thread(target=_watch, args=(engine,), daemon=True).start()
     rank = _RankProcess(Connection(descriptor))
+    threading.Thread(target=_watch, args=(engine, rank), daemon=True).start()
     try:
         rank.serve()
     except EOFError:
-        pass
+        rank.tidy()
     except BaseException as error:
         rank.complain(error)
         time.sleep(3600)  # the others must not see this rank go before the engine does
     os._exit(0)  # no waiting for threads of libraries, whose peers may be gone
 
 
-def _watch(engine: int) -> None:
+def _watch(engine: int, rank: _RankProcess) -> None:
     """End this process with the engine's, whatever it does at the time."""
     while os.getppid() == engine:
         time.sleep(_WATCH)
+    rank.tidy()
     os._exit(1)
 
 
@@ -63,7 +66,7 @@ class _RankProcess:
         self._sampled: SimpleQueue[Pending] = SimpleQueue()
         self._started: Pending | None = None
         self._fetching: threading.Thread | None = None
-        self._rank = 0
+        self._place = RankPlace()
 
     def serve(self) -> None:
         """Until the engine closes. Raises `EOFError` if it is gone."""
@@ -88,9 +91,17 @@ class _RankProcess:
         trace = "".join(traceback.format_exception(error))
         self._say(wire.fault(error, trace))
 
+    def tidy(self) -> None:
+        """Take away the meeting place, which the engine can do no more."""
+        meeting = Path(self._place.address)
+        if self._place.address:
+            with contextlib.suppress(OSError):  # another rank did it
+                meeting.unlink(missing_ok=True)
+                meeting.parent.rmdir()
+
     def _open(self) -> LocalExecutor:
         config, place, level = wire.unpack(self._pipe.recv_bytes()[1:])
-        self._rank = place.rank
+        self._place = place
         _set_up_log(place, level)
         own = _own_config(config)
         board = load_plugins(strict=own.strict_plugins)
@@ -118,7 +129,7 @@ class _RankProcess:
                 torch.accelerator.set_device_index(device.index)
             while True:
                 result = self._sampled.get().result()
-                if self._rank == 0:
+                if self._place.rank == 0:
                     self._say(wire.result(result))
         except BaseException as error:
             self.complain(error)
