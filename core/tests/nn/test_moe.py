@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pegboard.api.model import Batch, BuildContext, Parallel
+from pegboard.api.model import Batch, BuildContext
 from pegboard.api.quant import LayerSpec, ParamSpec
-from pegboard.errors import CheckpointError, UnsupportedError
+from pegboard.errors import CheckpointError
 from pegboard.nn import OPS, Experts, MoE, OpTable, PlainExperts, Weighted, plain_method
 
 CPU = torch.device("cpu")
@@ -247,8 +247,3 @@ def test_a_missing_part_is_refused() -> None:
     leaf = Experts(context(), "m", HIDDEN, INNER, EXPERTS)
     with pytest.raises(CheckpointError, match="m: wants tensors"):
         leaf.finalise({"weight": [torch.zeros(EXPERTS, INNER, HIDDEN)] * 2})
-
-
-def test_several_ranks_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="tensor parallelism over 2 ranks"):
-        Experts(context(parallel=Parallel(0, 2)), "m", HIDDEN, INNER, EXPERTS)

@@ -37,6 +37,7 @@ from pegboard.api.kv_specs import (
     SlidingWindowSpec,
     StateMode,
     StateTensor,
+    kv_heads_on_rank,
 )
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ __all__ = [
     "SlidingWindowSpec",
     "StateMode",
     "StateTensor",
+    "kv_heads_on_rank",
 ]
 
 _PAGE_ALIGNMENT = 64

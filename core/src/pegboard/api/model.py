@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from pegboard.api.attention import AttentionKernel
     from pegboard.api.kv import KVSlot, KVTensors
+    from pegboard.api.platform import Communication
     from pegboard.api.quant import LayerMethod, LayerSpec, SourceTensor
 
 __all__ = [
@@ -173,6 +174,8 @@ class Parallel:
 
     rank: int = 0
     world: int = 1
+    comm: Communication | None = attrs.field(default=None, eq=False, repr=False)
+    """How ranks reach one another; None with one rank."""
 
 
 @attrs.frozen(eq=False)

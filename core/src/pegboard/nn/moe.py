@@ -19,7 +19,8 @@ PARTS = 3
 
 
 class Experts(Weighted):
-    """The weights of all experts of one mixture, with the parts gate, up and down."""
+    """The weights of all experts of one mixture, with the parts gate, up and down. Of several
+    ranks, each holds a share of the inner size of every expert."""
 
     def __init__(
         self,
@@ -41,10 +42,15 @@ class Experts(Weighted):
         )
         self.method = cast("ExpertsMethod", ctx.method(self.layer))
         self._places: dict[str, Any] = {}
+        self._comm = ctx.parallel.comm
 
     def wanted(self) -> tuple[tuple[int, ParamSpec], ...]:
-        parts = range(PARTS)
-        return tuple((part, spec) for part in parts for spec in self.method.parameters(part))
+        layer, parts = self.layer, range(PARTS)
+        return tuple(
+            (part, layer.shared(part, spec))
+            for part in parts
+            for spec in self.method.parameters(part)
+        )
 
     def place(self, part: int, name: str, device: torch.device) -> torch.Tensor | None:
         if not self._places:
@@ -60,7 +66,8 @@ class Experts(Weighted):
         self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, batch: Batch
     ) -> torch.Tensor:
         """``x [T, hidden] -> [T, hidden]``; ``weights, ids [T, k]`` as `moe_route` gives them."""
-        return self.method.apply(self.runtime, x, weights, ids)
+        mixed = self.method.apply(self.runtime, x, weights, ids)
+        return mixed if self._comm is None else self._comm.all_reduce(mixed)
 
 
 class MoE(torch.nn.Module):

@@ -19,6 +19,7 @@ from pegboard.nn import Attention, Weighted
 from pegboard.runner.connect import connect_worker
 from pegboard.runner.identity import engine_identity
 from pegboard.runner.memory import allocating, step_peak
+from pegboard.runner.place import RankPlace
 from pegboard.runner.runner import ModelRunner
 from pegboard.runner.setup import OpenedDevice, open_device
 from pegboard.runner.slots import Limits
@@ -50,12 +51,15 @@ class LocalExecutor:
         model: ResolvedModel,
         *,
         progress: Callable[[int, int], Any] | None = None,
+        place: RankPlace = RankPlace(),  # noqa: B008  frozen
     ) -> None:
-        """`progress` is called with (bytes loaded, bytes in all) while weights stream in."""
+        """`progress` is called with (bytes loaded, bytes in all) while weights stream in; `place`
+        is this process's among several ranks, which all make the same calls."""
         self._board = board
         self._config = config
         self._resolved = model
         self._progress = progress
+        self._place = place
         self._opened: OpenedDevice | None = None
         self._model: LanguageModel | None = None
         self._runner: ModelRunner | None = None
@@ -68,6 +72,11 @@ class LocalExecutor:
         """2: sampled tokens stay where the next step reads them."""
         return 2
 
+    @property
+    def device(self) -> torch.device:
+        """That of the model, once it is loaded."""
+        return self._device().device
+
     def load(self) -> None:
         """Choose device, backends and ops, check that the model fits, then build and fill it.
 
@@ -75,7 +84,7 @@ class LocalExecutor:
         `ResourceError` before any weight is read if the model cannot fit, and what
         `pegboard.weights.build.load_model` raises.
         """
-        self._opened = opened = open_device(self._board, self._config, self._resolved)
+        self._opened = opened = open_device(self._board, self._config, self._resolved, self._place)
         memory = opened.runtime.memory
         check_fit(
             opened.model, self._config, DeviceMemory(memory.total_bytes(), memory.free_bytes())
@@ -93,6 +102,7 @@ class LocalExecutor:
                 ops=opened.ops,
                 platform_facts=opened.runtime.facts(),
                 progress=self._progress,
+                parallel=opened.parallel,
                 sums=self._sums,
             )
 
@@ -197,6 +207,8 @@ class LocalExecutor:
             self._thread = None
         if self._runner is not None:
             self._runner.close()
+        if self._opened is not None and self._opened.parallel.comm is not None:
+            self._opened.parallel.comm.close()
         self._runner = self._model = self._opened = None
 
     def _device(self) -> OpenedDevice:

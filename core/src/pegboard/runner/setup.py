@@ -10,18 +10,20 @@ import torch
 
 from pegboard.api.attention import AttentionBackend, AttentionContext, AttentionKernel
 from pegboard.api.kv import KVCacheConfig, KVGroup, KVLayout, RecurrentSpec
+from pegboard.api.model import Parallel
 from pegboard.api.platform import DeviceRuntime, Platform
 from pegboard.api.recurrent import STATE_BORDERS
 from pegboard.config.connect import accepted_layouts, require_connector
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel
-from pegboard.errors import SelectionError, UnsupportedError
+from pegboard.errors import ConfigError, SelectionError, UnsupportedError
 from pegboard.kv.groups import form_groups
 from pegboard.logging import get_logger
 from pegboard.nn import OpTable
 from pegboard.runner.attention import GroupAttention
 from pegboard.runner.layouts import STATE_LAYOUT, choose_layouts
 from pegboard.runner.mixers import PLAIN_MIXERS
+from pegboard.runner.place import RankPlace
 from pegboard.runner.select import (
     BackendWish,
     choose_backend,
@@ -48,16 +50,23 @@ class OpenedDevice:
     groups: tuple[KVGroup, ...]
     attention: tuple[GroupAttention, ...]
     ops: OpTable
+    parallel: Parallel
 
 
-def open_device(board: Board, config: EngineConfig, resolved: ResolvedModel) -> OpenedDevice:
-    """Make every choice that needs no weights.
+def open_device(
+    board: Board,
+    config: EngineConfig,
+    resolved: ResolvedModel,
+    place: RankPlace = RankPlace(),  # noqa: B008  frozen
+) -> OpenedDevice:
+    """Make every choice that needs no weights, and join the other ranks if there are some.
 
-    Raises `MissingPluginError` or `SelectionError` if no platform or attention backend serves, and
-    `ConfigError` if the device lacks the dtype asked for.
+    Raises `MissingPluginError` or `SelectionError` if no platform or attention backend serves,
+    `ConfigError` if the device lacks the dtype asked for or there is none for this rank, and
+    `UnsupportedError` if the platform serves one rank.
     """
     platform = _platform(board, config)
-    runtime: DeviceRuntime = platform.runtime.load()(0)
+    runtime = _runtime(platform, place)
     model = resolved.on_device(config, runtime.device.dtypes())
     groups = form_groups(model.facts.kv_slots, config.block_size)
     kernels = _Kernels(board, config, platform.name, runtime, model)
@@ -69,7 +78,29 @@ def open_device(board: Board, config: EngineConfig, resolved: ResolvedModel) -> 
         groups=groups,
         attention=kernels.make_all(groups),
         ops=_ops(board, config, platform.name, model.dtype),
+        parallel=_join(runtime, place),
     )
+
+
+def _runtime(platform: Platform, place: RankPlace) -> DeviceRuntime:
+    """The device of this rank."""
+    try:
+        runtime: DeviceRuntime = platform.runtime.load()(place.rank)
+    except ConfigError as error:
+        if place.world == 1:
+            raise
+        raise ConfigError(
+            f"tensor_parallel_size={place.world} is not allowed: rank {place.rank} finds no "
+            f"device: {error}"
+        ) from None
+    return runtime
+
+
+def _join(runtime: DeviceRuntime, place: RankPlace) -> Parallel:
+    if place.world == 1:
+        return Parallel()
+    comm = runtime.communicate(place.rank, place.world, place.address)
+    return Parallel(place.rank, place.world, comm)
 
 
 def _ops(board: Board, config: EngineConfig, platform: str, dtype: str) -> OpTable:
