@@ -16,9 +16,9 @@ from pegboard.api.attention import AttentionStep
 from pegboard.api.kv import CrossAttentionSpec, KVGroup, RecurrentSpec
 from pegboard.api.recurrent import RecurrentStep
 from pegboard.api.step import StepPlan
+from pegboard.nn.transit import send
 from pegboard.runner.slots import Slots
 from pegboard.runner.states import recurrent_step
-from pegboard.sampling.transit import send
 
 __all__ = ["StepInputs", "dummy_inputs", "prepare"]
 

@@ -23,7 +23,6 @@ from pegboard.runner.place import RankPlace
 from pegboard.runner.runner import ModelRunner
 from pegboard.runner.setup import OpenedDevice, open_device
 from pegboard.runner.slots import Limits
-from pegboard.runner.split import warm_up_kernel
 from pegboard.runner.storage import allocate_storage
 from pegboard.runner.thread import StepThread
 from pegboard.runner.threads import few_threads
@@ -141,7 +140,8 @@ class LocalExecutor:
                 sort = (number, layer.heads, layer.kv_heads, layer.head_size, layer.soft_cap)
                 if sort not in done:
                     done.add(sort)
-                    warm_up_kernel(opened.attention[number].kernel, layer)
+                    for kernel in opened.attention[number].warming:
+                        kernel.warm_up(layer)
 
     def allocate(self, cache: KVCacheConfig) -> None:
         self._runner = runner = self._make_runner(cache)

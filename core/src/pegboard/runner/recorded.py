@@ -33,9 +33,9 @@ from pegboard.api.platform import Execution, Recording
 from pegboard.api.step import StepPlan
 from pegboard.nn import OpTable
 from pegboard.nn.step_ops import FIXED, PER_GROUP, DecodeInputs
+from pegboard.nn.transit import send
 from pegboard.runner.attention import GroupAttention, capturable, plan_groups
 from pegboard.runner.slots import Limits, Slots
-from pegboard.sampling.transit import send
 
 __all__ = ["DecodeRecordings", "bucket_sizes"]
 

@@ -17,6 +17,7 @@ from pegboard.api.transfer import TransferReport
 from pegboard.errors import UnsupportedError
 from pegboard.logging import get_logger
 from pegboard.nn import OpTable
+from pegboard.nn.transit import send
 from pegboard.runner.attention import GroupAttention, plan_groups
 from pegboard.runner.inputs import StepInputs, dummy_inputs, prepare
 from pegboard.runner.prompt_logprobs import PromptChunk, score_prompts
@@ -26,7 +27,6 @@ from pegboard.runner.storage import copy_blocks
 from pegboard.runner.transfers import NoWorker
 from pegboard.sampling.rows import SamplingRows
 from pegboard.sampling.sampler import FAULTS, Sampled, sample
-from pegboard.sampling.transit import send
 
 __all__ = ["ModelRunner", "StepInFlight"]
 

@@ -13,9 +13,8 @@ import attrs
 import torch
 
 from pegboard.api.attention import AttentionContext, AttentionInputs, AttentionLayer, AttentionStep
-from pegboard.api.kv import KVLayout, KVSpec, KVTensors
+from pegboard.api.kv import STRIDED_LAYOUTS, KVLayout, KVSpec, KVTensors
 from pegboard_attention_flash.cuts import Buckets, Group, Part, buckets_for, grouped, parts_of
-from pegboard_attention_flash.layouts import LAYOUTS
 from pegboard_attention_flash.pages import Result, Scratch, join_results, read_tokens
 
 __all__ = ["Attend", "CudnnPlan", "CudnnPrompts", "cudnn_attend"]
@@ -61,7 +60,7 @@ class CudnnPrompts:
         self._dtype = ctx.dtype
 
     def layouts(self, spec: KVSpec) -> tuple[KVLayout, ...]:
-        return LAYOUTS
+        return STRIDED_LAYOUTS
 
     def wants(self, query_len: int, kv_len: int) -> bool:
         """Whether a row of these lengths is computed faster here than by a kernel for any row."""

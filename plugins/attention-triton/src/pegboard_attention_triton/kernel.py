@@ -14,23 +14,14 @@ import triton
 import triton.language as tl
 
 from pegboard.api.attention import AttentionContext, AttentionInputs, AttentionLayer, AttentionStep
-from pegboard.api.kv import KVLayout, KVSpec, KVTensors
+from pegboard.api.kv import STRIDED_LAYOUTS, KVLayout, KVSpec, KVTensors
 from pegboard.errors import UnsupportedError
 from pegboard_attention_triton.kernels.decode import PIECE_FIELDS, cut_rows, decode
 from pegboard_attention_triton.kernels.prefill import prefill
 from pegboard_attention_triton.launch import decode_launch, prefill_launch
 from pegboard_attention_triton.plan import Prompts, StepMetadata, most_pieces, span_of
 
-__all__ = ["LAYOUTS", "TritonKernel"]
-
-LAYOUTS = (
-    KVLayout("block-kv-head-token-dim", ("block", "kv", "head", "token", "dim")),
-    KVLayout("block-kv-token-head-dim", ("block", "kv", "token", "head", "dim")),
-    KVLayout("kv-block-head-token-dim", ("kv", "block", "head", "token", "dim")),
-    KVLayout("kv-block-token-head-dim", ("kv", "block", "token", "head", "dim")),
-)
-"""In order of preference: a page is one run of bytes, so groups of any kind share memory; in the
-first, the tokens of a block that a program reads follow one another."""
+__all__ = ["TritonKernel"]
 
 PROGRAMS_PER_CORE = 4
 """Programs of a decode step, for each core of the device, that its rows are cut into if they are
@@ -74,7 +65,7 @@ class TritonKernel:
         self._scratch: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def layouts(self, spec: KVSpec) -> tuple[KVLayout, ...]:
-        return LAYOUTS
+        return STRIDED_LAYOUTS
 
     def plan(self, step: AttentionStep) -> StepMetadata:
         several = any(count > 1 for count in step.query_lens)
@@ -91,7 +82,11 @@ class TritonKernel:
         query = inputs.query if inputs.query.stride(2) == 1 else inputs.query.contiguous()
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         table = metadata.block_table
-        strides = (*query.stride()[:2], *_strides(kv), table.stride(0))
+        strides = (
+            *query.stride()[:2],
+            *kv.strides("kv", "block", "head", "token"),
+            table.stride(0),
+        )
         sinks = query if layer.sinks is None else layer.sinks
         call = _Call((query, out, kv.data, sinks, table), (*strides, *_factors(layer)))
         constants = self._constants(layer)
@@ -203,12 +198,6 @@ def _cores(device: torch.device) -> int:
         return CORES
     cores: int = torch.cuda.get_device_properties(device).multi_processor_count
     return cores
-
-
-def _strides(kv: KVTensors) -> tuple[int, ...]:
-    """From keys to values, block to block, head to head, token to token, in elements."""
-    axes = kv.layout.axes
-    return tuple(kv.data.stride(axes.index(axis)) for axis in ("kv", "block", "head", "token"))
 
 
 def _factors(layer: AttentionLayer) -> tuple[float, float]:

@@ -16,6 +16,7 @@ import torch
 
 from pegboard.api.attention import AttentionStep
 from pegboard.api.kv import ChunkedLocalSpec, KVSpec, SlidingWindowSpec
+from pegboard.nn.transit import send
 
 __all__ = ["Prompts", "StepMetadata", "most_pieces", "span_of", "tiles_of"]
 
@@ -34,16 +35,9 @@ class Prompts:
     def tiles(self, queries: int) -> torch.Tensor:
         """int32 ``[tiles, TILE_FIELDS]`` on the device, `queries` tokens per tile."""
         if queries not in self._cuts:
-            host = torch.from_numpy(tiles_of(*self._lens, self._kv_heads, queries))
-            self._cuts[queries] = upload(host, self._device)
+            host = tiles_of(*self._lens, self._kv_heads, queries)
+            (self._cuts[queries],) = send(self._device, host)
         return self._cuts[queries]
-
-
-def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on the device, made in the order of its work, for which the host does not wait."""
-    if device.type != "cuda":
-        return host.to(device)
-    return host.pin_memory().to(device, non_blocking=True)
 
 
 @attrs.frozen(eq=False)

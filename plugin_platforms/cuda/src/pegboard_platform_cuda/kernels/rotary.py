@@ -157,12 +157,12 @@ def _store_kernel(
         tl.store(place + kv_stride, tl.load(source, mask=mask, other=0.0).to(kind), mask=mask)
 
 
+_AXES = ("kv", "block", "token", "head", "dim")
+
+
 def _page_strides(kv: KVTensors) -> tuple[tuple[int, ...], int]:
-    """Strides of kv, block, token, head and dim, and the tokens of a block."""
-    axes, data = kv.layout.axes, kv.data
-    strides = data.stride()
-    found = tuple(strides[axes.index(axis)] for axis in ("kv", "block", "token", "head", "dim"))
-    return found, data.shape[axes.index("token")]
+    """Strides of `_AXES`, and the tokens of a block."""
+    return kv.strides(*_AXES), kv.data.shape[kv.layout.axes.index("token")]
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
