@@ -100,14 +100,13 @@ class CudnnPrompts:
         for part in (room.query, room.key, room.value):
             part.zero_()
         for rows, queries, keys, causal in self.buckets.shapes():
-            if rows * max(queries, keys) <= self.buckets.room:
-                self._attend(
-                    _rows_of(room.query, 0, queries, rows),
-                    _rows_of(room.key, 0, keys, rows),
-                    _rows_of(room.value, 0, keys, rows),
-                    causal,
-                    layer.scale,
-                )
+            self._attend(
+                _rows_of(room.query, 0, queries, rows),
+                _rows_of(room.key, 0, keys, rows),
+                _rows_of(room.value, 0, keys, rows),
+                causal,
+                layer.scale,
+            )
 
 
 class _Layer:
