@@ -119,14 +119,15 @@ class Load:
 def random_load(seed: int) -> Load:
     draws = np.random.default_rng(seed)
     scarce = bool(draws.random() < 0.5)
-    # If blocks are scarce, four requests need more than the longest.
-    shortest, fewest = (50, 6) if scarce else (1, 2)
-    lengths = draws.integers(shortest, 150, size=draws.integers(fewest, fewest + 4))
+    sizes, answers, fewest = (1, 150), (1, 40), 2
+    if scarce:  # four requests need more than the longest, and answers outgrow their room
+        sizes, answers, fewest = ((30, 100) if seed % 3 else (4, 16)), (40, 90), 7
+    lengths = draws.integers(*sizes, size=draws.integers(fewest, fewest + 4))
     prompts = [draws.integers(3, 96, size=length).tolist() for length in lengths]
     prompts.append([*prompts[0], *prompts[1][:30]])
     return Load(
         prompts,
-        [int(length) for length in draws.integers(1, 40, size=len(prompts))],
+        [int(length) for length in draws.integers(*answers, size=len(prompts))],
         budget=int(2 ** draws.uniform(4, 13)),
         caching=bool(draws.random() < 0.7),
         scarce=scarce,
@@ -184,13 +185,16 @@ def test_random_schedules_give_the_same_tokens(model: Model) -> None:
 
 
 @pytest.mark.accept
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_many_random_schedules_give_the_same_tokens(model: Model) -> None:
     seeds = range(4, 60)
     counts = check_loads(model, seeds)
     assert min(counts.values()) > 0, counts
     assert counts["quarters"] >= len(seeds) // 5, f"seldom a quarter of the blocks: {counts}"
-    assert counts["preempting"] >= counts["quarters"] // 2, f"seldom a preemption: {counts}"
+    # Where all layers have windows, a request beyond its window grows no more.
+    grows = any(group.spec.kind == "full" for group in model.alone.cache.groups)
+    share = 2 if grows else 10
+    assert counts["preempting"] >= counts["quarters"] // share, f"seldom a preemption: {counts}"
     print(counts)
 
 
