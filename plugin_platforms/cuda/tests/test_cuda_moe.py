@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pegboard_platform_cuda import tiles
 from pegboard_platform_cuda.kernels import experts as kernels
-from pegboard_platform_cuda.kernels import route
+from pegboard_platform_cuda.kernels import sort
 from pegboard_platform_cuda.ops import moe_experts, moe_route
 from pegboard_platform_cuda.tiles import EXPERT_TILES, ExpertTile, expert_tile
 
@@ -44,18 +45,18 @@ def test_many_tokens_are_routed_in_groups_and_rows_of_a_wider_matrix_are_read(
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 40])
-@pytest.mark.parametrize("small", [4096, 0], ids=["one program", "several"])
+@pytest.mark.parametrize("small", [4096, 0], ids=["by expert", "by chunk"])
 @pytest.mark.parametrize("one_expert", [False, True])
 def test_pairs_are_sorted_and_cut_into_blocks(
     tokens: int, small: int, one_expert: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(route, "_SMALL", small)
-    monkeypatch.setattr(route, "_CHUNK", 32)
+    monkeypatch.setattr(tiles, "SORT_PAIRS", small)
+    monkeypatch.setattr(sort, "_CHUNK", 32)
     experts, rows = 6, 16
     ids = torch.randint(0, experts, (tokens, 2), dtype=torch.int32, device=device)
     if one_expert:
         ids[:] = 4
-    work = route.sort_pairs(ids, experts, rows)
+    work = sort.sort_pairs(ids, experts, rows)
     assert sorted(work.pairs.tolist()) == list(range(2 * tokens))
     flat = ids.flatten()
     seen: list[int] = []
@@ -69,12 +70,12 @@ def test_pairs_are_sorted_and_cut_into_blocks(
 
 
 def test_the_bound_of_blocks_is_reached_and_never_passed() -> None:
-    assert route.most_blocks(8, 128, 16) == 8
-    assert route.most_blocks(2048, 128, 16) == 128 + 1920 // 16
+    assert sort.most_blocks(8, 128, 16) == 8
+    assert sort.most_blocks(2048, 128, 16) == 128 + 1920 // 16
     for pairs, experts, rows in [(5, 3, 2), (100, 7, 16), (33, 32, 16)]:
         worst = [1] * min(experts, pairs)
         worst[0] += pairs - len(worst)
-        assert sum(-(-count // rows) for count in worst) == route.most_blocks(pairs, experts, rows)
+        assert sum(-(-count // rows) for count in worst) == sort.most_blocks(pairs, experts, rows)
 
 
 def oracle(

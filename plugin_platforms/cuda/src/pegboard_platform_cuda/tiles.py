@@ -11,6 +11,7 @@ __all__ = [
     "FEW_PAIRS",
     "FEW_ROWS",
     "OVERLAP_ROWS",
+    "SORT_PAIRS",
     "TILES",
     "ExpertTile",
     "Tile",
@@ -131,6 +132,9 @@ def tile_for(inputs: int, outputs: int, rows: int) -> Tile:
 
 FEW_PAIRS = 64
 """Pairs of token and expert up to which each is multiplied by itself, by element."""
+
+SORT_PAIRS = 4096
+"""Pairs up to which each expert's program looks through all of them, in one launch."""
 
 
 class ExpertTile(NamedTuple):

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from pegboard_platform_cuda.kernels.activations import gelu_tanh, silu
-from pegboard_platform_cuda.kernels.route import most_blocks, sort_pairs
+from pegboard_platform_cuda.kernels.sort import most_blocks, sort_pairs
 from pegboard_platform_cuda.tiles import FEW_PAIRS, ExpertTile, expert_tile
 
 __all__ = ["moe_experts"]

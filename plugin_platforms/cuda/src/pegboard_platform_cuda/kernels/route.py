@@ -1,38 +1,13 @@
-"""From router logits to experts, and from experts to work: which rows each expert multiplies.
-
-A *pair* is one token with one of its experts; pair ``token * k + j`` is its j-th. Pairs are sorted
-by expert on the device; each expert's pairs are then cut into blocks of rows, whose number has a
-bound that the host knows, so that grids are fixed and the whole can be recorded. The order of pairs
-within an expert varies from run to run; no result depends on it.
-"""
+"""From router logits to experts: the likeliest of each token, with their shares."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, check-untyped-defs=False
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-__all__ = ["Work", "moe_route", "most_blocks", "sort_pairs"]
-
-_SMALL = 4096
-"""Pairs up to which one program sorts them all."""
-_CHUNK = 1024
-
-
-class Work(NamedTuple):
-    """Pairs by expert, cut into blocks."""
-
-    pairs: torch.Tensor
-    """int32 [pairs], sorted by expert."""
-    experts: torch.Tensor
-    """int32 [blocks]: whose block it is, -1 for none."""
-    starts: torch.Tensor
-    """int32 [blocks]: place of its first pair in `pairs`."""
-    ends: torch.Tensor
-    """int32 [blocks]: place behind the expert's last pair."""
+__all__ = ["moe_route"]
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -101,103 +76,3 @@ def moe_route(
         num_warps=max(rows * block // 512, 1),
     )
     return weights, ids
-
-
-@triton.jit
-def _cut(counts, experts, starts, ends, blocks, BM: tl.constexpr, EXPERTS: tl.constexpr,
-         CHUNK: tl.constexpr, STEPS: tl.constexpr):  # fmt: skip
-    """Write which expert each block belongs to, from how many pairs each has: ``[EXPERTS]``."""
-    tiles = (counts + BM - 1) // BM
-    tile_ends = tl.cumsum(tiles, 0)
-    pair_ends = tl.cumsum(counts, 0)
-    total = tl.max(tile_ends, 0)
-    expert = tl.arange(0, EXPERTS)
-    for step in range(0, STEPS):
-        block = step * CHUNK + tl.arange(0, CHUNK)
-        of = tl.sum((tile_ends[None, :] <= block[:, None]).to(tl.int32), 1)
-        mine = expert[None, :] == of[:, None]
-        first_tile = tl.sum(tl.where(mine, (tile_ends - tiles)[None, :], 0), 1)
-        first_pair = tl.sum(tl.where(mine, (pair_ends - counts)[None, :], 0), 1)
-        end = tl.sum(tl.where(mine, pair_ends[None, :], 0), 1)
-        mask = block < blocks
-        used = block < total
-        tl.store(experts + block, tl.where(used, of, -1), mask=mask)
-        tl.store(starts + block, first_pair + (block - first_tile) * BM, mask=mask)
-        tl.store(ends + block, end, mask=mask)
-
-
-@triton.jit(do_not_specialize=["count", "blocks"])
-def _sort_kernel(
-    ids, cursors, pairs, experts, starts, ends, count, blocks,
-    BM: tl.constexpr, EXPERTS: tl.constexpr, PAIRS: tl.constexpr, CHUNK: tl.constexpr,
-    STEPS: tl.constexpr,
-):  # fmt: skip
-    pair = tl.arange(0, PAIRS)
-    mask = pair < count
-    expert_of = tl.load(ids + pair, mask=mask, other=0)
-    counts = tl.histogram(expert_of, EXPERTS, mask=mask)
-    expert = tl.arange(0, EXPERTS)
-    tl.store(cursors + expert, tl.cumsum(counts, 0) - counts)
-    tl.debug_barrier()
-    place = tl.atomic_add(cursors + expert_of, 1, mask=mask)
-    tl.store(pairs + place, pair, mask=mask)
-    _cut(counts, experts, starts, ends, blocks, BM, EXPERTS, CHUNK, STEPS)
-
-
-@triton.jit(do_not_specialize=["count"])
-def _count_kernel(ids, counts, count, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
-    pair = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    mask = pair < count
-    expert_of = tl.load(ids + pair, mask=mask, other=0)
-    tl.atomic_add(counts + tl.arange(0, EXPERTS), tl.histogram(expert_of, EXPERTS, mask=mask))
-
-
-@triton.jit(do_not_specialize=["count", "blocks"])
-def _place_kernel(
-    ids, counts, cursors, pairs, experts, starts, ends, count, blocks,
-    BM: tl.constexpr, EXPERTS: tl.constexpr, PAIRS: tl.constexpr, CHUNK: tl.constexpr,
-    STEPS: tl.constexpr,
-):  # fmt: skip
-    expert = tl.arange(0, EXPERTS)
-    found = tl.load(counts + expert)
-    if tl.program_id(0) == 0:
-        _cut(found, experts, starts, ends, blocks, BM, EXPERTS, CHUNK, STEPS)
-    else:
-        pair = (tl.program_id(0) - 1) * PAIRS + tl.arange(0, PAIRS)
-        mask = pair < count
-        expert_of = tl.load(ids + pair, mask=mask, other=0)
-        begin = tl.gather(tl.cumsum(found, 0) - found, expert_of, 0)
-        place = begin + tl.atomic_add(cursors + expert_of, 1, mask=mask)
-        tl.store(pairs + place, pair, mask=mask)
-
-
-def most_blocks(pairs: int, experts: int, rows: int) -> int:
-    """Most blocks of `rows` rows that `pairs` can fill, however they fall."""
-    busy = min(experts, pairs)
-    return busy + (pairs - busy) // rows
-
-
-def sort_pairs(ids: torch.Tensor, experts: int, rows: int) -> Work:
-    """Sort the pairs of ``ids int32 [T, k]``, and cut them into blocks of `rows`."""
-    count = ids.numel()
-    blocks = most_blocks(count, experts, rows)
-    wide = triton.next_power_of_2(experts)
-    scratch = torch.empty(count + 3 * blocks, dtype=torch.int32, device=ids.device)
-    work = Work(*scratch.split((count, blocks, blocks, blocks)))
-    chunk = min(max(4096 // wide, 1), triton.next_power_of_2(blocks))
-    how = {"BM": rows, "EXPERTS": wide, "CHUNK": chunk}
-    steps = triton.cdiv(triton.next_power_of_2(blocks), chunk)
-    if count <= _SMALL:
-        cursors = torch.empty(wide, dtype=torch.int32, device=ids.device)
-        size = triton.next_power_of_2(count)
-        _sort_kernel[(1,)](
-            ids, cursors, *work, count, blocks, **how, PAIRS=size, STEPS=steps, num_warps=8
-        )
-        return work
-    counts, cursors = torch.zeros((2, wide), dtype=torch.int32, device=ids.device)
-    chunks = triton.cdiv(count, _CHUNK)
-    _count_kernel[(chunks,)](ids, counts, count, EXPERTS=wide, CHUNK=_CHUNK, num_warps=4)
-    _place_kernel[(chunks + 1,)](
-        ids, counts, cursors, *work, count, blocks, **how, PAIRS=_CHUNK, STEPS=steps, num_warps=4
-    )
-    return work
