@@ -118,6 +118,7 @@ def mixture(tokens: int, experts: int = 128, hidden: int = 2048, size: int = 768
 
     x = torch.empty(tokens, hidden, dtype=BF16)
     weights, ids = ops.moe_route(torch.empty(tokens, experts, dtype=BF16), 8, True)
+    ops.moe_gate(x, torch.empty(experts, hidden, dtype=BF16), 8, True)
     # memory that is never touched
     gate_up = torch.empty(experts, 2 * size, hidden, dtype=BF16)
     down = torch.empty(experts, hidden, size, dtype=BF16)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pegboard_platform_cuda import tiles
 from pegboard_platform_cuda.kernels import experts as kernels
 from pegboard_platform_cuda.kernels import sort
-from pegboard_platform_cuda.ops import moe_experts, moe_route
+from pegboard_platform_cuda.ops import moe_experts, moe_gate, moe_route
 from pegboard_platform_cuda.tiles import EXPERT_TILES, ExpertTile, expert_tile
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -42,6 +42,35 @@ def test_many_tokens_are_routed_in_groups_and_rows_of_a_wider_matrix_are_read(
     logits = torch.randn(1025, 12, device=device)[:, 3:]
     _, ids = moe_route(logits, 2, False)
     assert torch.equal(ids.long(), logits.topk(2).indices)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 17, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_gate_chooses_by_the_products_with_the_router(
+    rows: int, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "GATE_ROWS", 39)
+    tile = tiles.GateTile(16, 16, 32, 3, 4, 1)
+    monkeypatch.setattr(tiles, "gate_tile", lambda rows: tile)
+    # Small whole numbers: sums in any order are the same, and equal logits are frequent.
+    x = torch.randint(-2, 3, (rows, 120), device=device).to(dtype)[:, :100]
+    weight = torch.randint(-2, 3, (21, 100), device=device).to(dtype)
+    weights, ids = moe_gate(x, weight, 3, True)
+    wanted, order = moe_route(x.float() @ weight.float().T, 3, True)
+    assert torch.equal(ids, order)
+    torch.testing.assert_close(weights, wanted)
+
+
+def test_a_gate_rounds_logits_as_a_product_does(device: torch.device) -> None:
+    x = torch.ones(1, 16, device=device, dtype=torch.bfloat16)
+    weight = torch.ones(4, 16, device=device, dtype=torch.bfloat16)
+    weight[2, 0] += 2**-6  # 16 + 2^-6 has no place in 8 bits: all are equal
+    _, ids = moe_gate(x, weight, 2, True)
+    assert ids.tolist() == [[0, 1]]
+
+
+def test_the_tile_of_a_gate_covers_every_number_of_rows() -> None:
+    assert [tiles.gate_tile(rows).rows for rows in (1, 17, 33, 4096)] == [16, 32, 64, 64]
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 40])

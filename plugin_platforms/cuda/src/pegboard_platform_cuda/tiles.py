@@ -10,12 +10,16 @@ __all__ = [
     "EXPERT_TILES",
     "FEW_PAIRS",
     "FEW_ROWS",
+    "GATE_ROWS",
+    "GATE_TILES",
     "OVERLAP_ROWS",
     "SORT_PAIRS",
     "TILES",
     "ExpertTile",
+    "GateTile",
     "Tile",
     "expert_tile",
+    "gate_tile",
     "tile_for",
 ]
 
@@ -128,6 +132,39 @@ def tile_for(inputs: int, outputs: int, rows: int) -> Tile:
         return Tile("vector", 1, 2048, 1, 2) if inputs >= 2048 else Tile("vector", 2, 1024)
     splits = 1 if outputs >= 4096 else 4
     return Tile("matrix", 64, 128, splits, 4, 4, swapped=True)
+
+
+GATE_ROWS = 256
+"""Most rows for which a router's product is our own, its sums added up where experts are chosen."""
+
+
+class GateTile(NamedTuple):
+    """How the product of a router is cut."""
+
+    rows: int
+    columns: int
+    depth: int
+    """Elements of the inner axis that are held at once."""
+    splits: int
+    """Programs that share the inner axis."""
+    warps: int
+    stages: int
+
+
+GATE_TILES: Mapping[int, GateTile] = MappingProxyType(
+    {
+        16: GateTile(16, 64, 128, 16, 4, 2),
+        32: GateTile(32, 64, 128, 16, 4, 2),
+        128: GateTile(64, 64, 128, 16, 4, 2),
+        1 << 30: GateTile(64, 128, 128, 8, 4, 2),
+    }
+)
+"""By most rows."""
+
+
+def gate_tile(rows: int) -> GateTile:
+    """The tile for so many rows."""
+    return next(tile for most, tile in GATE_TILES.items() if rows <= most)
 
 
 FEW_PAIRS = 64
