@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from pegboard_platform_cuda import tiles
 from pegboard_platform_cuda.kernels import experts as kernels
-from pegboard_platform_cuda.kernels import sort
+from pegboard_platform_cuda.kernels import grouped, sort
+from pegboard_platform_cuda.kernels.described import describable
 from pegboard_platform_cuda.ops import moe_experts, moe_gate, moe_route
 from pegboard_platform_cuda.tiles import EXPERT_TILES, ExpertTile, expert_tile
 
@@ -124,8 +127,14 @@ def oracle(
     return out
 
 
-def check(tokens: int, dtype: torch.dtype, device: torch.device, activation: str = "silu") -> None:
-    experts, hidden, size, k = 5, 20, 12, 2
+def check(
+    tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    activation: str = "silu",
+    sizes: tuple[int, int] = (20, 12),
+) -> None:
+    experts, k, (hidden, size) = 5, 2, sizes
     x = torch.randn(tokens, hidden + 8, device=device).to(dtype)[:, :hidden]
     gate_up = (torch.randn(experts, 2 * size, hidden, device=device) / 6).to(dtype)
     down = (torch.randn(experts, hidden, size, device=device) / 5).to(dtype)
@@ -155,6 +164,45 @@ def test_many_pairs_are_multiplied_by_expert(
     monkeypatch.setattr(kernels, "expert_tile", lambda pairs, experts: tile)
     check(1, dtype, device, activation)
     check(23, dtype, device, activation)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "engine"), [((40, 24), True), ((64, 32), True), ((20, 24), False), ((40, 12), False)]
+)
+def test_weights_come_by_the_copy_engine_where_their_rows_allow_it(
+    sizes: tuple[int, int],
+    engine: bool,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[bool] = []
+    usual = grouped.described_up
+
+    def watched(*args: Any) -> None:
+        used.append(True)
+        usual(*args)
+
+    monkeypatch.setattr(grouped, "described_up", watched)
+    monkeypatch.setattr(kernels, "FEW_PAIRS", 0)
+    tile = ExpertTile(16, 16, 32, 32, 4, 1, described=True)
+    monkeypatch.setattr(kernels, "expert_tile", lambda pairs, experts: tile)
+    check(23, torch.float16, device, sizes=sizes)
+    assert bool(used) == engine
+
+
+def test_wide_numbers_never_come_by_the_copy_engine() -> None:
+    half = torch.zeros(2, 8, 16, dtype=torch.float16)
+    assert describable(half, half[1:])
+    for other in (half.float(), half[:, :, :8], half[:, :, 1:]):
+        assert not describable(half, other)
+
+
+def test_each_part_of_the_work_begins_where_kernels_need_not_be_compiled_anew(
+    device: torch.device,
+) -> None:
+    work = sort.sort_pairs(torch.zeros(3, 3, dtype=torch.int32, device=device), 5, 16)
+    assert [len(part) for part in work] == [9, 5, 5, 5]
+    assert all(part.data_ptr() % 16 == 0 for part in work)
 
 
 def test_both_activations_are_known_to_the_few(device: torch.device) -> None:

@@ -187,6 +187,10 @@ class ExpertTile(NamedTuple):
     """Elements of the inner axis that are held at once."""
     warps: int
     stages: int
+    described: bool = False
+    """The copy engine brings weights, where they allow it (see `kernels.described`)."""
+    special: bool = False
+    """Then, in the product back, some warps only fetch and others only multiply."""
 
 
 EXPERT_TILES: Mapping[int, ExpertTile] = MappingProxyType(

@@ -129,8 +129,7 @@ def sort_pairs(ids: torch.Tensor, experts: int, rows: int) -> Work:
     count = ids.numel()
     blocks = most_blocks(count, experts, rows)
     wide = triton.next_power_of_2(experts)
-    memory = torch.empty(count + 3 * blocks, dtype=torch.int32, device=ids.device)
-    work = Work(*memory.split((count, blocks, blocks, blocks)))
+    work = _room(count, blocks, ids.device)
     if count <= tiles.SORT_PAIRS:
         size = triton.next_power_of_2(count)
         _sort_kernel[(experts,)](
@@ -163,3 +162,12 @@ def sort_pairs(ids: torch.Tensor, experts: int, rows: int) -> Work:
         num_warps=4,
     )
     return work
+
+
+def _room(count: int, blocks: int, device: torch.device) -> Work:
+    """Memory for all of it. Each part begins at a multiple of 16 bytes: kernels are compiled anew
+    for an address that is none."""
+    sizes = (count, blocks, blocks, blocks)
+    steps = [-(-size // 4) * 4 for size in sizes]
+    parts = torch.empty(sum(steps), dtype=torch.int32, device=device).split(steps)
+    return Work(*(part[:size] for part, size in zip(parts, sizes, strict=True)))
