@@ -47,12 +47,20 @@ def test_many_tokens_are_routed_in_groups_and_rows_of_a_wider_matrix_are_read(
     assert torch.equal(ids.long(), logits.topk(2).indices)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 17, 40])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        (0, torch.bfloat16),
+        (17, torch.bfloat16),
+        (3, torch.float16),
+        (19, torch.bfloat16),
+        (3, torch.float32),
+    ],
+)
 def test_a_gate_chooses_by_the_products_with_the_router(
     rows: int, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiles, "GATE_ROWS", 39)
+    monkeypatch.setattr(tiles, "GATE_ROWS", 18)
     tile = tiles.GateTile(16, 16, 32, 3, 4, 1)
     monkeypatch.setattr(tiles, "gate_tile", lambda rows: tile)
     # Small whole numbers: sums in any order are the same, and equal logits are frequent.

@@ -14,6 +14,7 @@ __all__ = [
     "GATE_TILES",
     "OVERLAP_ROWS",
     "SORT_PAIRS",
+    "TABLE_ROWS",
     "TILES",
     "ExpertTile",
     "GateTile",
@@ -30,14 +31,17 @@ later. On an H200 it loses in whole steps (8B, one row: 4.78 ms against 4.18), s
 wait keep others' programs from starting."""
 
 FEW_ROWS = 16
-"""Most rows for which a product of our own is worth it."""
+"""Most rows for which a product of our own is worth it for any shape."""
+
+TABLE_ROWS = 128
+"""Most rows for which one can be, where the table has an entry."""
 
 
 class Tile(NamedTuple):
     """How a product ``[M, K] x [N, K]`` is cut.
 
-    ``vector``: one row, products by element; ``matrix``: the matrix units, rows padded to 16;
-    ``library``: not our own.
+    ``vector``: one row, products by element; ``matrix``: the matrix units, rows padded to a power
+    of two, at least 16; ``library``: not our own.
     """
 
     kind: Literal["vector", "matrix", "library"]
