@@ -10,11 +10,17 @@ __all__ = [
     "EXPERT_TILES",
     "FEW_PAIRS",
     "FEW_ROWS",
+    "GATE_ROWS",
+    "GATE_TILES",
     "OVERLAP_ROWS",
+    "SORT_PAIRS",
+    "TABLE_ROWS",
     "TILES",
     "ExpertTile",
+    "GateTile",
     "Tile",
     "expert_tile",
+    "gate_tile",
     "tile_for",
 ]
 
@@ -25,14 +31,17 @@ later. On an H200 it loses in whole steps (8B, one row: 4.78 ms against 4.18), s
 wait keep others' programs from starting."""
 
 FEW_ROWS = 16
-"""Most rows for which a product of our own is worth it."""
+"""Most rows for which a product of our own is worth it for any shape."""
+
+TABLE_ROWS = 128
+"""Most rows for which one can be, where the table has an entry."""
 
 
 class Tile(NamedTuple):
     """How a product ``[M, K] x [N, K]`` is cut.
 
-    ``vector``: one row, products by element; ``matrix``: the matrix units, rows padded to 16;
-    ``library``: not our own.
+    ``vector``: one row, products by element; ``matrix``: the matrix units, rows padded to a power
+    of two, at least 16; ``library``: not our own.
     """
 
     kind: Literal["vector", "matrix", "library"]
@@ -129,8 +138,44 @@ def tile_for(inputs: int, outputs: int, rows: int) -> Tile:
     return Tile("matrix", 64, 128, splits, 4, 4, swapped=True)
 
 
+GATE_ROWS = 256
+"""Most rows for which a router's product is our own, its sums added up where experts are chosen."""
+
+
+class GateTile(NamedTuple):
+    """How the product of a router is cut."""
+
+    rows: int
+    columns: int
+    depth: int
+    """Elements of the inner axis that are held at once."""
+    splits: int
+    """Programs that share the inner axis."""
+    warps: int
+    stages: int
+
+
+GATE_TILES: Mapping[int, GateTile] = MappingProxyType(
+    {
+        16: GateTile(16, 64, 128, 16, 4, 2),
+        32: GateTile(32, 64, 128, 16, 4, 2),
+        128: GateTile(64, 64, 128, 16, 4, 2),
+        1 << 30: GateTile(64, 128, 128, 8, 4, 2),
+    }
+)
+"""By most rows."""
+
+
+def gate_tile(rows: int) -> GateTile:
+    """The tile for so many rows."""
+    return next(tile for most, tile in GATE_TILES.items() if rows <= most)
+
+
 FEW_PAIRS = 64
 """Pairs of token and expert up to which each is multiplied by itself, by element."""
+
+SORT_PAIRS = 4096
+"""Pairs up to which each expert's program looks through all of them, in one launch."""
 
 
 class ExpertTile(NamedTuple):
@@ -146,6 +191,10 @@ class ExpertTile(NamedTuple):
     """Elements of the inner axis that are held at once."""
     warps: int
     stages: int
+    described: bool = False
+    """The copy engine brings weights, where they allow it (see `kernels.described`)."""
+    special: bool = False
+    """Then, in the product back, some warps only fetch and others only multiply."""
 
 
 EXPERT_TILES: Mapping[int, ExpertTile] = MappingProxyType(
