@@ -19,14 +19,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pegboard_attention_triton.kernel import JOINED_AT_ONCE
-from pegboard_attention_triton.kernels.decode import cut_rows, decode
+from pegboard_attention_triton.kernels.cut import cut_rows
+from pegboard_attention_triton.kernels.decode import decode
 from pegboard_attention_triton.kernels.prefill import prefill
 from pegboard_attention_triton.launch import decode_launch, prefill_launch
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
-TABLES = ("table", "pieces", "tiles", "arrivals", "kv_lens", "query_starts")
+TABLES = ("table", "pieces", "tiles", "arrivals", "kv_lens", "query_starts", "prefix")
 FULL = {"KIND": "full", "SPAN": 1}
 SLIDING = {"KIND": "sliding", "SPAN": 4096}
 CHUNKED = {"KIND": "chunked", "SPAN": 8192}
@@ -47,7 +48,7 @@ def build(kernel: Any, dtype: str, constants: Mapping[str, Any], warps: int, sta
         return "fp32" if name in ("scale", "cap") else "i32"
 
     signature = {name: kind(name) for name in kernel.arg_names}
-    free = ("table", "pieces", "tiles", "table_row", "rows", "room", "scale", "cap")
+    free = ("table", "pieces", "prefix", "tiles", "table_row", "rows", "room", "scale", "cap")
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(kernel.arg_names)
@@ -76,11 +77,14 @@ def sizes(
     }
 
 
-def decode_variant(dtype: str, dim: int, group: int, **more: Any) -> Any:
+def decode_variant(
+    dtype: str, dim: int, group: int, bands: bool = False, **more: Any
+) -> Any:
     launch = decode_launch(dim, 4 if dtype == "fp32" else 2)
     lanes = triton.next_power_of_2(group) * triton.next_power_of_2(dim)
     constants = {**sizes(dtype, dim, group, **more), "TILE": launch.tile}
     constants["JOIN"] = max(JOINED_AT_ONCE // lanes, 1)
+    constants["LANES"] = launch.lanes if bands else 0
     return build(decode, dtype, constants, launch.warps, launch.stages)
 
 
@@ -96,10 +100,15 @@ def prefill_variant(
 def variants() -> Iterator[tuple[str, Any]]:
     """Name and compiled kernel."""
     for kind in (FULL, SLIDING, CHUNKED):
-        cut = {**kind, "BLOCK": 16, "TILE": 64, "PARTS": 66, "ROWS": 256}
-        yield f"cut_rows {kind['KIND']}", build(cut_rows, "i32", cut, 4, 3)
+        for bands in (0, 8) if kind is FULL else (0,):
+            cut = {**kind, "BLOCK": 16, "TILE": 64, "PARTS": 66, "ROWS": 256, "BAND_ROWS": bands}
+            cut |= {"LEAST_TOKENS": 1024, "LEAST_ROWS": 4}
+            yield f"cut_rows {kind['KIND']} {bands}", build(cut_rows, "i32", cut, 4, 3)
     for dim, group in ((64, 8), (80, 1), (128, 1), (128, 4), (128, 16), (192, 4), (256, 8)):
         yield f"decode bf16 {dim} {group}", decode_variant("bf16", dim, group)
+    for dim, group in ((64, 8), (80, 1), (128, 4), (128, 8), (256, 8)):
+        name = f"decode bf16 {dim} {group} bands"
+        yield name, decode_variant("bf16", dim, group, bands=True)
     for dim in (64, 80, 128, 192, 256):
         yield f"prefill bf16 {dim}", prefill_variant("bf16", dim, 4)
     yield "decode fp16 128 7 capped", decode_variant("fp16", 128, 7, cap=True)

@@ -52,7 +52,7 @@ def test_pieces_cover_every_token_of_a_decode_row_once(spec: KVSpec, seed: int) 
     starts = np.cumsum(counts) - counts
     covered: dict[int, int] = {}
     states: list[int] = []
-    for row, token, begin, end, low, pieces, base, which in plan.pieces.tolist():
+    for row, token, begin, end, low, pieces, base, which in plan.singles.pieces(0).table.tolist():
         if row < 0:
             continue
         assert token == starts[row] and low == first_seen(spec, int(lengths[row]))

@@ -16,10 +16,11 @@ import triton.language as tl
 from pegboard.api.attention import AttentionContext, AttentionInputs, AttentionLayer, AttentionStep
 from pegboard.api.kv import KVLayout, KVSpec, KVTensors
 from pegboard.errors import UnsupportedError
-from pegboard_attention_triton.kernels.decode import PIECE_FIELDS, cut_rows, decode
+from pegboard_attention_triton.kernels.decode import decode
 from pegboard_attention_triton.kernels.prefill import prefill
-from pegboard_attention_triton.launch import decode_launch, prefill_launch
-from pegboard_attention_triton.plan import Prompts, StepMetadata, most_pieces, span_of
+from pegboard_attention_triton.launch import BANDS, decode_launch, prefill_launch
+from pegboard_attention_triton.pieces import Cutting, Singles
+from pegboard_attention_triton.plan import Prompts, StepMetadata, most_states, span_of
 
 __all__ = ["LAYOUTS", "TritonKernel"]
 
@@ -51,7 +52,8 @@ _TYPES = {
 class TritonKernel:
     """Full, sliding-window and chunked causal attention of one KV group."""
 
-    def __init__(self, ctx: AttentionContext) -> None:
+    def __init__(self, ctx: AttentionContext, *, bands: bool = BANDS) -> None:
+        """With `bands`, what all rows of a step share is read once for several rows."""
         spec = ctx.group.spec
         if spec.value_head_size not in (None, spec.head_size):
             raise UnsupportedError(
@@ -67,7 +69,7 @@ class TritonKernel:
         self._decode = decode_launch(spec.head_size, product.itemsize)
         self._prefill = prefill_launch(spec.head_size, product.itemsize)
         self._parts = max(PROGRAMS_PER_CORE * _cores(ctx.device) // spec.kv_heads, 1)
-        self._rows = triton.next_power_of_2(ctx.max_rows)
+        self._lanes = self._decode.lanes if bands else 0
         self._arrivals = torch.zeros(
             (ctx.max_rows, spec.kv_heads), dtype=torch.int32, device=ctx.device
         )
@@ -79,7 +81,10 @@ class TritonKernel:
     def plan(self, step: AttentionStep) -> StepMetadata:
         several = any(count > 1 for count in step.query_lens)
         prompts = Prompts(step, self._spec.kv_heads, self._device) if several else None
-        return StepMetadata(step.block_table, self._pieces(step), prompts)
+        single = any(count == 1 for count in step.query_lens)
+        cutting = Cutting.of(self._ctx, self._decode.tile, self._parts)
+        singles = Singles(step, cutting) if single else None
+        return StepMetadata(step.block_table, singles, prompts)
 
     def forward(
         self,
@@ -97,48 +102,29 @@ class TritonKernel:
         constants = self._constants(layer)
         if metadata.prompts is not None:
             self._launch_prefill(call, metadata.prompts, constants)
-        if metadata.pieces is not None:
-            self._launch_decode(call, metadata.pieces, constants)
+        if metadata.singles is not None:
+            self._launch_decode(call, metadata.singles, constants)
         return out
 
-    def _pieces(self, step: AttentionStep) -> torch.Tensor | None:
-        """The table that `cut_rows` fills."""
-        tile = self._decode.tile
-        room = most_pieces(step, self._spec, self._block, tile, self._parts)
-        if not room:
-            return None
-        pieces = torch.empty((room, PIECE_FIELDS), dtype=torch.int32, device=self._device)
-        cut_rows[(1,)](
-            step.kv_lens_device,
-            step.query_starts,
-            pieces,
-            len(step.query_lens),
-            room,
-            KIND=self._spec.kind,
-            SPAN=span_of(self._spec),
-            BLOCK=self._block,
-            TILE=tile,
-            PARTS=self._parts,
-            ROWS=self._rows,
-        )
-        return pieces
-
     def _launch_decode(
-        self, call: _Call, pieces: torch.Tensor, constants: Mapping[str, Any]
+        self, call: _Call, singles: Singles, constants: Mapping[str, Any]
     ) -> None:
         launch = self._decode
         heads, group, dim = constants["HEADS"], constants["GROUP"], constants["DIM"]
+        band_rows = singles.band_rows(self._lanes // group)
+        pieces = singles.pieces(band_rows)
         lanes = triton.next_power_of_2(group) * triton.next_power_of_2(dim)
-        states, marks = self._scratch_of(heads)
-        decode[(heads // group, len(pieces))](
+        states, marks = self._scratch_of(heads, self._lanes // group)
+        decode[(heads // group, pieces.count)](
             *call.tensors,
-            pieces,
+            pieces.table,
             states,
             marks,
             self._arrivals,
             *call.numbers,
             TILE=launch.tile,
             JOIN=max(JOINED_AT_ONCE // lanes, 1),
+            LANES=self._lanes if band_rows else 0,
             num_warps=launch.warps,
             num_stages=launch.stages,
             **constants,
@@ -161,11 +147,11 @@ class TritonKernel:
             **constants,
         )
 
-    def _scratch_of(self, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`states` and `marks` of `decode`, the same for all layers: at most ``2 * parts`` pieces
-        belong to rows of several pieces, as each of these rows has more than a part."""
+    def _scratch_of(self, heads: int, band_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`states` and `marks` of `decode`, the same for all layers."""
         if heads not in self._scratch:
-            size = (2 * self._parts, heads)
+            banded = band_rows if band_rows > 1 and self._spec.kind == "full" else 0
+            size = (most_states(self._parts, banded, self._ctx.max_rows), heads)
             states = torch.empty((*size, self._spec.head_size), device=self._device)
             self._scratch[heads] = states, torch.empty((*size, 2), device=self._device)
         return self._scratch[heads]

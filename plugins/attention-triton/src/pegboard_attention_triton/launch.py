@@ -9,7 +9,24 @@ from collections.abc import Mapping
 
 import attrs
 
-__all__ = ["DecodeLaunch", "PrefillLaunch", "decode_launch", "prefill_launch", "width_of"]
+__all__ = [
+    "BANDS",
+    "BAND_LEAST_ROWS",
+    "BAND_LEAST_TOKENS",
+    "DecodeLaunch",
+    "PrefillLaunch",
+    "decode_launch",
+    "prefill_launch",
+    "width_of",
+]
+
+BANDS = False
+"""Whether a beginning that all rows of a step share is read once for a band of rows. Off until it
+was measured."""
+BAND_LEAST_TOKENS = 1024
+"""Shortest beginning for which there are bands."""
+BAND_LEAST_ROWS = 4
+"""Fewest rows with one query token for which there are bands."""
 
 
 @attrs.frozen
@@ -21,6 +38,9 @@ class DecodeLaunch:
     warps: int
     stages: int
     """Tiles that are loaded ahead, that which is computed included."""
+    lanes: int
+    """Pairs of a row and a query head in a band: as many as leave a program without spilled
+    registers, and four of them on a core."""
 
 
 @attrs.frozen
@@ -36,12 +56,12 @@ class PrefillLaunch:
 
 
 _DECODE: Mapping[tuple[int, int], DecodeLaunch] = {
-    (64, 2): DecodeLaunch(128, 4, 3),
-    (128, 2): DecodeLaunch(64, 2, 3),
-    (256, 2): DecodeLaunch(32, 4, 3),
-    (64, 4): DecodeLaunch(64, 4, 2),
-    (128, 4): DecodeLaunch(32, 4, 2),
-    (256, 4): DecodeLaunch(16, 4, 2),
+    (64, 2): DecodeLaunch(128, 4, 3, 64),
+    (128, 2): DecodeLaunch(64, 2, 3, 32),
+    (256, 2): DecodeLaunch(32, 4, 3, 32),
+    (64, 4): DecodeLaunch(64, 4, 2, 16),
+    (128, 4): DecodeLaunch(32, 4, 2, 16),
+    (256, 4): DecodeLaunch(16, 4, 2, 16),
 }
 _PREFILL: Mapping[tuple[int, int], PrefillLaunch] = {
     (64, 2): PrefillLaunch(128, 64, 4, 3),

@@ -1,13 +1,14 @@
 """Cutting a step into work for the kernels.
 
 Rows with one query token are cut into pieces on the device, see `kernels.decode`; what the host
-adds is how many pieces there can be. Rows with several are cut into tiles here: nothing of a
+adds, in `pieces`, is how many there can be. Rows with several are cut into tiles here: nothing of a
 recorded step depends on them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -17,7 +18,10 @@ import torch
 from pegboard.api.attention import AttentionStep
 from pegboard.api.kv import ChunkedLocalSpec, KVSpec, SlidingWindowSpec
 
-__all__ = ["Prompts", "StepMetadata", "most_pieces", "span_of", "tiles_of"]
+if TYPE_CHECKING:
+    from pegboard_attention_triton.pieces import Singles
+
+__all__ = ["Prompts", "StepMetadata", "most_pieces", "most_states", "span_of", "tiles_of"]
 
 Ints = npt.NDArray[np.int32]
 
@@ -51,8 +55,8 @@ class StepMetadata:
     """What `plan` hands to every layer."""
 
     block_table: torch.Tensor
-    pieces: torch.Tensor | None
-    """int32 ``[pieces, PIECE_FIELDS]`` on the device, if a row has one query token."""
+    singles: Singles | None
+    """The rows that have one query token, if there are any."""
     prompts: Prompts | None
     """The rows that have several, if there are any."""
 
@@ -64,11 +68,13 @@ def span_of(spec: KVSpec) -> int:
     return spec.chunk if isinstance(spec, ChunkedLocalSpec) else 1
 
 
-def most_pieces(step: AttentionStep, spec: KVSpec, block_size: int, tile: int, parts: int) -> int:
+def most_pieces(
+    step: AttentionStep, spec: KVSpec, block_size: int, tile: int, parts: int, band_rows: int = 0
+) -> int:
     """Bound of the number of pieces, from host values that hold for every replay of the step.
 
-    A row has at most one piece for each `tile` tokens, and, rounded, one for each share of the sum
-    of all lengths over `parts`, but at least one.
+    A row, or a band of `band_rows`, has at most one piece for each `tile` tokens, and, rounded, one
+    for each share of the sum of all lengths over `parts`, but at least one.
     """
     single = [
         length for count, length in zip(step.query_lens, step.kv_lens, strict=True) if count == 1
@@ -77,7 +83,18 @@ def most_pieces(step: AttentionStep, spec: KVSpec, block_size: int, tile: int, p
     if spec.kind != "full":
         longest = min(longest, span_of(spec) + block_size - 1)
     each = max(-(-longest // tile), 1)
-    return min(len(single) * each, parts + len(single))
+    cut = len(single) + (-(-len(single) // band_rows) if band_rows else 0)
+    return min(cut * each, parts + cut)
+
+
+def most_states(parts: int, band_rows: int, rows: int) -> int:
+    """Bound of the number of states that pieces leave behind for a join, for `rows` rows.
+
+    Of rows alone, those in several pieces have more than one part each, so that rounding at most
+    doubles `parts`. A piece of a band leaves `band_rows` states; rows in bands have a piece of
+    their own and, by rounding, half of one more, and so have bands, for each of their rows.
+    """
+    return max(2, band_rows) * parts + (2 * rows + band_rows if band_rows else 0)
 
 
 def tiles_of(
