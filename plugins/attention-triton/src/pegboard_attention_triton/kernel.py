@@ -12,15 +12,24 @@ import attrs
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pegboard.api.attention import AttentionContext, AttentionInputs, AttentionLayer, AttentionStep
 from pegboard.api.kv import KVLayout, KVSpec, KVTensors
 from pegboard.errors import UnsupportedError
 from pegboard_attention_triton.kernels.decode import decode
+from pegboard_attention_triton.kernels.fresh import fresh
 from pegboard_attention_triton.kernels.prefill import prefill
-from pegboard_attention_triton.launch import BANDS, decode_launch, prefill_launch
+from pegboard_attention_triton.launch import (
+    BANDS,
+    FRESH,
+    PrefillLaunch,
+    decode_launch,
+    fresh_launch,
+    prefill_launch,
+)
 from pegboard_attention_triton.pieces import Cutting, Singles
-from pegboard_attention_triton.plan import Prompts, StepMetadata, most_states, span_of
+from pegboard_attention_triton.plan import Prompts, Sort, StepMetadata, most_states, span_of
 
 __all__ = ["LAYOUTS", "TritonKernel"]
 
@@ -52,8 +61,11 @@ _TYPES = {
 class TritonKernel:
     """Full, sliding-window and chunked causal attention of one KV group."""
 
-    def __init__(self, ctx: AttentionContext, *, bands: bool = BANDS) -> None:
-        """With `bands`, what all rows of a step share is read once for several rows."""
+    def __init__(
+        self, ctx: AttentionContext, *, bands: bool = BANDS, direct: bool = FRESH
+    ) -> None:
+        """With `bands`, what all rows of a step share is read once for several rows; with `direct`,
+        rows without a past read their keys from the step's inputs."""
         spec = ctx.group.spec
         if spec.value_head_size not in (None, spec.head_size):
             raise UnsupportedError(
@@ -67,7 +79,8 @@ class TritonKernel:
         product = _product_dtype(ctx.dtype, getattr(torch, spec.dtype))
         self._dot_type = _TYPES[product]
         self._decode = decode_launch(spec.head_size, product.itemsize)
-        self._prefill = prefill_launch(spec.head_size, product.itemsize)
+        self._item_bytes = product.itemsize
+        self._direct = direct
         self._parts = max(PROGRAMS_PER_CORE * _cores(ctx.device) // spec.kv_heads, 1)
         self._lanes = self._decode.lanes if bands else 0
         self._arrivals = torch.zeros(
@@ -101,7 +114,7 @@ class TritonKernel:
         call = _Call((query, out, kv.data, sinks, table), (*strides, *_factors(layer)))
         constants = self._constants(layer)
         if metadata.prompts is not None:
-            self._launch_prefill(call, metadata.prompts, constants)
+            self._prompts(call, inputs, metadata.prompts, constants)
         if metadata.singles is not None:
             self._launch_decode(call, metadata.singles, constants)
         return out
@@ -130,10 +143,29 @@ class TritonKernel:
             **constants,
         )
 
-    def _launch_prefill(self, call: _Call, prompts: Prompts, constants: Mapping[str, Any]) -> None:
-        launch = self._prefill
+    def _prompts(
+        self,
+        call: _Call,
+        inputs: AttentionInputs,
+        prompts: Prompts,
+        constants: Mapping[str, Any],
+    ) -> None:
+        """Rows with several query tokens."""
+        longest = prompts.longest("fresh") if self._direct else 0
+        launch = fresh_launch(self._spec.head_size, longest) if longest else None
+        if launch is None or not self._readable(inputs):
+            self._launch_prefill(call, prompts, "every", constants)
+            return
+        self._launch_fresh(call, inputs, prompts, launch, constants)
+        if prompts.longest("later"):
+            self._launch_prefill(call, prompts, "later", constants)
+
+    def _launch_prefill(
+        self, call: _Call, prompts: Prompts, sort: Sort, constants: Mapping[str, Any]
+    ) -> None:
+        launch = prefill_launch(self._spec.head_size, self._item_bytes, prompts.longest(sort))
         pairs = max(launch.pairs, triton.next_power_of_2(constants["GROUP"]))
-        tiles = prompts.tiles(pairs // constants["GROUP"])
+        tiles = prompts.tiles(pairs // constants["GROUP"], sort)
         prefill[(len(tiles),)](
             *call.tensors,
             tiles,
@@ -145,6 +177,48 @@ class TritonKernel:
             num_warps=launch.warps,
             num_stages=launch.stages,
             **constants,
+        )
+
+    def _launch_fresh(
+        self,
+        call: _Call,
+        inputs: AttentionInputs,
+        prompts: Prompts,
+        launch: PrefillLaunch,
+        constants: Mapping[str, Any],
+    ) -> None:
+        query, out, _, sinks, _ = call.tensors
+        pairs = max(launch.pairs, triton.next_power_of_2(constants["GROUP"]))
+        tiles = prompts.tiles(pairs // constants["GROUP"], "fresh")
+        key, value = inputs.key, inputs.value
+        fresh[(len(tiles),)](
+            query,
+            out,
+            _matrix(key, launch.tile),
+            _matrix(value, launch.tile),
+            key,
+            value,
+            sinks,
+            tiles,
+            *query.stride()[:2],
+            key.stride(0),
+            value.stride(0),
+            *call.numbers[-2:],
+            TILE_M=pairs,
+            TILE=launch.tile,
+            num_warps=launch.warps,
+            num_stages=launch.stages,
+            **{name: constants[name] for name in ("HEADS", "GROUP", "DIM", "SOFT_CAP", "SINKS")},
+        )
+
+    def _readable(self, inputs: AttentionInputs) -> bool:
+        """`fresh` may read these keys and values, which then are what the cache holds."""
+        kept = getattr(torch, self._spec.dtype)
+        return (
+            self._spec.kind == "full"
+            and kept.itemsize == 2
+            and all(part.dtype == kept for part in (inputs.query, inputs.key, inputs.value))
+            and all(_describable(part) for part in (inputs.key, inputs.value))
         )
 
     def _scratch_of(self, heads: int, band_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,6 +251,19 @@ class _Call:
     """Query, result, storage, sinks (if there are any), block table."""
     numbers: tuple[float, ...]
     """Strides and score factors."""
+
+
+def _describable(part: torch.Tensor) -> bool:
+    """``[T, heads, dim]``: the heads of a token follow one another, tokens are 16 bytes aligned."""
+    step = part.element_size()
+    aligned = part.data_ptr() % 16 == 0 and part.stride(0) * step % 16 == 0
+    return aligned and part.stride(2) == 1 and part.stride(1) == part.shape[2]
+
+
+def _matrix(part: torch.Tensor, tile: int) -> TensorDescriptor:
+    """``[T, heads, dim]`` as a matrix of a line per token, to be read in tiles of one head."""
+    tokens, heads, dim = part.shape
+    return TensorDescriptor(part, [tokens, heads * dim], [part.stride(0), 1], [tile, dim])
 
 
 def _product_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> torch.dtype:

@@ -8,7 +8,7 @@ recorded step depends on them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 import numpy as np
@@ -24,23 +24,44 @@ if TYPE_CHECKING:
 __all__ = ["Prompts", "StepMetadata", "most_pieces", "most_states", "span_of", "tiles_of"]
 
 Ints = npt.NDArray[np.int32]
+Sort = Literal["every", "fresh", "later"]
+"""All rows of several query tokens; those of which nothing is known before the step; the others."""
 
 
 class Prompts:
     """The rows of a step with several query tokens, cut as the first layer that asks needs it."""
 
     def __init__(self, step: AttentionStep, kv_heads: int, device: torch.device) -> None:
+        counts, lengths = np.asarray(step.query_lens), np.asarray(step.kv_lens)
         self._lens = (step.query_lens, step.kv_lens)
         self._kv_heads = kv_heads
         self._device = device
-        self._cuts: dict[int, torch.Tensor] = {}
+        self._cuts: dict[tuple[int, str], torch.Tensor] = {}
+        several, fresh = counts > 1, counts == lengths
+        self._rows = {
+            sort: np.flatnonzero(chosen)
+            for sort, chosen in (
+                ("every", several),
+                ("fresh", several & fresh),
+                ("later", several & ~fresh),
+            )
+        }
+        self._counts = counts
 
-    def tiles(self, queries: int) -> torch.Tensor:
-        """int32 ``[tiles, TILE_FIELDS]`` on the device, `queries` tokens per tile."""
-        if queries not in self._cuts:
-            host = torch.from_numpy(tiles_of(*self._lens, self._kv_heads, queries))
-            self._cuts[queries] = upload(host, self._device)
-        return self._cuts[queries]
+    def longest(self, sort: Sort) -> int:
+        """Most query tokens of a row; 0 if there are no such rows."""
+        rows = self._rows[sort]
+        return int(self._counts[rows].max()) if len(rows) else 0
+
+    def tiles(self, queries: int, sort: Sort) -> torch.Tensor:
+        """int32 ``[tiles, TILE_FIELDS]`` on the device, `queries` tokens per tile; there are such
+        rows."""
+        key = queries, sort
+        if key not in self._cuts:
+            rows = self._rows[sort]
+            host = torch.from_numpy(tiles_of(*self._lens, self._kv_heads, queries, rows))
+            self._cuts[key] = upload(host, self._device)
+        return self._cuts[key]
 
 
 def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -98,16 +119,19 @@ def most_states(parts: int, band_rows: int, rows: int) -> int:
 
 
 def tiles_of(
-    query_lens: Sequence[int], kv_lens: Sequence[int], kv_heads: int, queries: int
+    query_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    kv_heads: int,
+    queries: int,
+    rows: npt.NDArray[np.intp],
 ) -> Ints:
-    """``[tiles, TILE_FIELDS]`` of the rows with several query tokens, `queries` tokens per tile.
+    """``[tiles, TILE_FIELDS]`` of these rows of a step, `queries` tokens per tile.
 
     Rows with the most work come first. The tiles of one row and key head follow one another, those
     with the most keys first, so that those that run at one time find their keys in the device's
     cache.
     """
     counts, lengths = np.asarray(query_lens, np.int64), np.asarray(kv_lens, np.int64)
-    rows = np.flatnonzero(counts > 1)
     work = counts[rows] * (2 * lengths[rows] - counts[rows])
     rows = rows[np.argsort(-work, kind="stable")]
     starts = np.cumsum(counts) - counts
