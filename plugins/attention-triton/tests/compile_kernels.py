@@ -87,9 +87,7 @@ def sizes(
     }
 
 
-def decode_variant(
-    dtype: str, dim: int, group: int, bands: bool = False, **more: Any
-) -> Any:
+def decode_variant(dtype: str, dim: int, group: int, bands: bool = False, **more: Any) -> Any:
     launch = decode_launch(dim, 4 if dtype == "fp32" else 2)
     lanes = triton.next_power_of_2(group) * triton.next_power_of_2(dim)
     constants = {**sizes(dtype, dim, group, **more), "TILE": launch.tile}

@@ -83,9 +83,7 @@ def test_rows_that_share_their_beginning_get_what_they_get_alone(dtype: str, par
     ("heads", "kv_heads", "head_size", "cap"),
     [(4, 4, 16, None), (7, 1, 16, None), (4, 2, 80, None), (4, 2, 16, 0.8)],
 )
-def test_bands_of_every_shape(
-    heads: int, kv_heads: int, head_size: int, cap: float | None
-) -> None:
+def test_bands_of_every_shape(heads: int, kv_heads: int, head_size: int, cap: float | None) -> None:
     lengths = [140, 129, 150, 131, 129]
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "soft_cap": cap}
     case = sharing_case(lengths, 128, 4, **sizes)

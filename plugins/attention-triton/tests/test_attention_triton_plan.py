@@ -68,7 +68,9 @@ def test_pieces_cover_every_token_of_a_decode_row_once(spec: KVSpec, seed: int) 
 def test_tiles_cover_every_query_of_a_prefill_row_once_per_key_head() -> None:
     counts, lengths = [70, 1, 5, 64], [70, 9, 500, 64]
     seen = np.zeros((2, sum(counts)), int)
-    for row, head, token, count, position in tiles_of(counts, lengths, 2, 32, np.array([0, 2, 3])).tolist():
+    for row, head, token, count, position in tiles_of(
+        counts, lengths, 2, 32, np.array([0, 2, 3])
+    ).tolist():
         first = sum(counts[:row])
         assert first <= token and token + count <= first + counts[row] and 0 < count <= 32
         assert position == lengths[row] - counts[row] + token - first

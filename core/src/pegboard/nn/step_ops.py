@@ -48,7 +48,8 @@ def decode_inputs(
     ``columns int32 [3 + 4 groups, R]``: slot, position and KV length of each row (0: the row is
     empty and stores nothing), then for each group the line of ``tables[group] int32 [lines,
     blocks]``, the entry, and the block id to put there, which is that of the row's own slot or of a
-    line that nobody reads, and, in the first row, the tokens that all rows share. ``tokens int32 [lines, positions]`` holds the requests' tokens.
+    line that nobody reads, and, in the first row, the tokens that all rows share. ``tokens int32
+    [lines, positions]`` holds the requests' tokens.
     """
     wide = columns.long()
     slots, positions, kv_lens = wide[0], wide[1], columns[2]

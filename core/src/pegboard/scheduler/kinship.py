@@ -47,7 +47,6 @@ class Kinship:
             lengths[group] = length
         return lengths
 
-
     def check(self, running: Sequence[Request]) -> None:
         """Raise `AssertionError` where the lengths are not the greatest that are right."""
         for common in self._common:

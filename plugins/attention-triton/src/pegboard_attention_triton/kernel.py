@@ -61,9 +61,7 @@ _TYPES = {
 class TritonKernel:
     """Full, sliding-window and chunked causal attention of one KV group."""
 
-    def __init__(
-        self, ctx: AttentionContext, *, bands: bool = BANDS, direct: bool = FRESH
-    ) -> None:
+    def __init__(self, ctx: AttentionContext, *, bands: bool = BANDS, direct: bool = FRESH) -> None:
         """With `bands`, what all rows of a step share is read once for several rows; with `direct`,
         rows without a past read their keys from the step's inputs."""
         spec = ctx.group.spec
@@ -119,9 +117,7 @@ class TritonKernel:
             self._launch_decode(call, metadata.singles, constants)
         return out
 
-    def _launch_decode(
-        self, call: _Call, singles: Singles, constants: Mapping[str, Any]
-    ) -> None:
+    def _launch_decode(self, call: _Call, singles: Singles, constants: Mapping[str, Any]) -> None:
         launch = self._decode
         heads, group, dim = constants["HEADS"], constants["GROUP"], constants["DIM"]
         band_rows = singles.band_rows(self._lanes // group)

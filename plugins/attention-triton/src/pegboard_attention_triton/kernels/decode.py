@@ -24,6 +24,7 @@ from pegboard_attention_triton.kernels.softmax import FLOOR, absorb, begin_with,
 
 __all__ = ["decode"]
 
+
 @triton.jit(do_not_specialize_on_alignment=["table", "pieces"], do_not_specialize=["table_row"])
 def decode(
     query: tl.tensor,
