@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pegboard.api.kv import KVGroup
-from pegboard.kv import Block
 from pegboard.scheduler.request import Request
 
 __all__ = ["Kinship"]
@@ -63,46 +62,58 @@ class _Common:
 
     Two *witnesses* are remembered, whose tables agree on exactly that length, so that nothing can
     be gained while both are there: whoever joins is compared with one of them, no further than all
-    agreed, which costs nothing where nothing is shared.
+    agreed, which costs nothing where nothing is shared. When a witness leaves, the others still
+    agree on that length, and are compared from there on.
     """
 
     def __init__(self, group: int) -> None:
         self.group = group
-        self._witnesses: tuple[Request, Request] | None = None
+        self._one: Request | None = None
+        """With whom all others agree on `_length` blocks at least."""
+        self._limit: Request | None = None
+        """Who agrees with it on no more; None if that is not known."""
         self._length = 0
 
     def joined(self, request: Request) -> None:
-        if self._witnesses is None:
+        if self._one is None:
             return  # whoever asks next has all compared
-        one, _ = self._witnesses
-        length = self._agreement(one, request, self._length)
+        length = self._agreement(self._one, request, 0, self._length)
         if length < self._length:
-            self._length, self._witnesses = length, (one, request)
+            self._length, self._limit = length, request
 
     def left(self, request: Request) -> None:
-        if self._witnesses is not None and request in self._witnesses:
-            self._witnesses = None
+        if request is self._one:
+            self._one, self._limit = self._limit, None
+        elif request is self._limit:
+            self._limit = None
 
     def length(self, running: Sequence[Request]) -> int:
         if len(running) < 2:
             return 0
-        if self._witnesses is None:
-            one, other = running[-1], running[-2]  # the first ones are likely to end first
-            self._witnesses = one, other
-            self._length = self._agreement(one, other, len(one.kv.tables[self.group]))
-            for request in running[:-2] if self._length else ():
-                self.joined(request)
+        if self._limit is None:
+            self._compare(running)
         return self._length
 
-    def _agreement(self, one: Request, other: Request, most: int) -> int:
-        """Leading blocks, `most` of them at most, that two tables have in common."""
+    def _compare(self, running: Sequence[Request]) -> None:
+        """Find the length and two witnesses."""
+        if self._one is None:
+            self._one, self._length = running[-1], 0  # the first ones are likely to end first
+        one, agreed = self._one, self._length
+        best = len(one.kv.tables[self.group]) + 1
+        for request in running:
+            if request is not one:
+                length = self._agreement(one, request, agreed, best)
+                if length < best:
+                    best, self._limit = length, request
+                if best == agreed:
+                    break
+        self._length = best
+
+    def _agreement(self, one: Request, other: Request, start: int, most: int) -> int:
+        """Leading blocks, `most` of them at most, that two tables have in common; they have
+        `start`."""
         mine, theirs = one.kv.tables[self.group], other.kv.tables[self.group]
         limit = min(most, len(mine), len(theirs))
-        if mine[:limit] == theirs[:limit]:
+        if mine[start:limit] == theirs[start:limit]:
             return limit
-        return _parting(mine, theirs, limit)
-
-
-def _parting(mine: Sequence[Block], theirs: Sequence[Block], limit: int) -> int:
-    """The first place below `limit` at which two tables differ; they do."""
-    return next(place for place in range(limit) if mine[place] is not theirs[place])
+        return next(place for place in range(start, limit) if mine[place] is not theirs[place])
