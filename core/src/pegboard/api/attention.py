@@ -169,6 +169,12 @@ class AttentionStep:
     """int64 [T]: ``block id * block size + offset`` where each query token's key and value are
     stored; -1 for nowhere."""
     captured: bool = False
+    common_prefix: int = 0
+    """Leading tokens that all rows have in the same blocks, none of them a query token: a multiple
+    of the block size, and perhaps fewer than there are. Of a captured step, the most that a replay
+    can have."""
+    common_prefix_device: torch.Tensor | None = None
+    """int32 [1], the same on the device; None where there is never any."""
 
 
 @attrs.frozen(eq=False)

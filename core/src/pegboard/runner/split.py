@@ -105,5 +105,7 @@ class SplitKernel:
             kv_lens_device=step.kv_lens_device[chosen],
             block_table=step.block_table[chosen],
             slots=step.slots[tokens],
+            common_prefix=step.common_prefix,
+            common_prefix_device=step.common_prefix_device,
         )
         return _Part(kernel, kernel.plan(own), tokens)

@@ -253,6 +253,7 @@ class TokenBudgetScheduler:
             return draft.seal([], False).plan
         record = draft.seal(self._books.slots.freed(), resync)
         self._books.in_flight[record.plan.step_id] = record
+        record.plan.common_prefix = self._books.kinship.blocks(self._books.running)
         record.plan.connector = self._transfers.step(record)
         self._steps += 1
         self._resync = self._resync and not resync

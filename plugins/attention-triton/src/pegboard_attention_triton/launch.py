@@ -11,7 +11,35 @@ from collections.abc import Mapping
 
 import attrs
 
-__all__ = ["DecodeLaunch", "PrefillLaunch", "decode_launch", "prefill_launch", "width_of"]
+__all__ = [
+    "BANDS",
+    "BAND_LEAST_ROWS",
+    "BAND_LEAST_TOKENS",
+    "FRESH",
+    "SHORT",
+    "SHORT_LAUNCHES",
+    "DecodeLaunch",
+    "PrefillLaunch",
+    "decode_launch",
+    "fresh_launch",
+    "prefill_launch",
+    "width_of",
+]
+
+BANDS = False
+"""Whether a beginning that all rows of a step share is read once for a band of rows. Off until it
+was measured."""
+BAND_LEAST_TOKENS = 1024
+"""Shortest beginning for which there are bands."""
+BAND_LEAST_ROWS = 4
+"""Fewest rows with one query token for which there are bands."""
+FRESH = False
+"""Whether rows of which nothing is known before the step read their keys from the step itself. Off
+until it was measured."""
+SHORT = 0
+"""Steps whose prompts have up to so many tokens take the launches for short rows, if a table has
+any: smaller tiles and fewer warps, so that two programs share a core and one computes while the
+other begins or ends. 0 until it was measured."""
 
 
 @attrs.frozen
@@ -23,6 +51,9 @@ class DecodeLaunch:
     warps: int
     stages: int
     """Tiles that are loaded ahead, that which is computed included."""
+    lanes: int
+    """Pairs of a row and a query head in a band: as many as leave a program without spilled
+    registers, and as many programs on a core as there are without bands."""
 
 
 @attrs.frozen
@@ -38,12 +69,12 @@ class PrefillLaunch:
 
 
 _DECODE: Mapping[tuple[int, int], DecodeLaunch] = {
-    (64, 2): DecodeLaunch(128, 4, 3),
-    (128, 2): DecodeLaunch(64, 2, 3),
-    (256, 2): DecodeLaunch(32, 4, 3),
-    (64, 4): DecodeLaunch(64, 4, 2),
-    (128, 4): DecodeLaunch(32, 4, 2),
-    (256, 4): DecodeLaunch(16, 4, 2),
+    (64, 2): DecodeLaunch(128, 4, 3, 64),
+    (128, 2): DecodeLaunch(64, 2, 3, 32),
+    (256, 2): DecodeLaunch(32, 4, 3, 32),
+    (64, 4): DecodeLaunch(64, 4, 2, 16),
+    (128, 4): DecodeLaunch(32, 4, 2, 16),
+    (256, 4): DecodeLaunch(16, 4, 2, 16),
 }
 _PREFILL: Mapping[tuple[int, int], PrefillLaunch] = {
     (64, 2): PrefillLaunch(128, 64, 4, 3),
@@ -54,6 +85,19 @@ _PREFILL: Mapping[tuple[int, int], PrefillLaunch] = {
     (256, 4): PrefillLaunch(16, 32, 8, 2),
 }
 """(padded width of a head, bytes of an element in products) -> launch."""
+_FRESH: Mapping[int, PrefillLaunch] = {
+    64: PrefillLaunch(128, 128, 8, 3),
+    128: PrefillLaunch(128, 128, 8, 2),
+    256: PrefillLaunch(128, 64, 8, 2),
+}
+"""Width of a head -> launch; elements have 2 bytes."""
+SHORT_LAUNCHES: Mapping[tuple[str, int], PrefillLaunch] = {
+    ("prefill", 64): PrefillLaunch(64, 64, 4, 3),
+    ("prefill", 128): PrefillLaunch(64, 64, 4, 3),
+    ("fresh", 64): PrefillLaunch(64, 64, 4, 3),
+    ("fresh", 128): PrefillLaunch(64, 64, 4, 2),
+}
+"""(kernel, width of a head) -> launch for short rows; elements have 2 bytes."""
 
 
 def width_of(head_size: int) -> int:
@@ -66,6 +110,15 @@ def decode_launch(head_size: int, item_bytes: int) -> DecodeLaunch:
     return _DECODE[width_of(head_size), item_bytes]
 
 
-def prefill_launch(head_size: int, item_bytes: int) -> PrefillLaunch:
-    """For heads of up to 256 elements, products of 2 or 4 bytes."""
-    return _PREFILL[width_of(head_size), item_bytes]
+def prefill_launch(head_size: int, item_bytes: int, longest: int) -> PrefillLaunch:
+    """For heads of up to 256 elements, products of 2 or 4 bytes, `longest` query tokens a row."""
+    width = width_of(head_size)
+    brief = longest <= SHORT and item_bytes == 2
+    short = SHORT_LAUNCHES.get(("prefill", width)) if brief else None
+    return short or _PREFILL[width, item_bytes]
+
+
+def fresh_launch(head_size: int, longest: int) -> PrefillLaunch | None:
+    """For `kernels.fresh.fresh`, of heads of `head_size`; None if it has no such heads."""
+    short = SHORT_LAUNCHES.get(("fresh", head_size)) if longest <= SHORT else None
+    return short or _FRESH.get(head_size)
