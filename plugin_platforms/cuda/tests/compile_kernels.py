@@ -130,7 +130,7 @@ def described(tile: tuple[Any, ...]) -> None:
     from pegboard_platform_cuda.kernels import experts
 
     before = experts.expert_tile
-    experts.expert_tile = lambda pairs, count: tiles.ExpertTile(*tile, described=True, special=True)
+    experts.expert_tile = lambda pairs, count: tiles.ExpertTile(*tile, described=True)
     try:
         mixture(16384)
     finally:

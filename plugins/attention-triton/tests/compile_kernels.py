@@ -24,7 +24,6 @@ from pegboard_attention_triton.kernels.decode import decode
 from pegboard_attention_triton.kernels.fresh import fresh
 from pegboard_attention_triton.kernels.prefill import prefill
 from pegboard_attention_triton.launch import (
-    SHORT_LAUNCHES,
     PrefillLaunch,
     decode_launch,
     fresh_launch,
@@ -35,8 +34,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
 TABLES = ("table", "pieces", "tiles", "arrivals", "kv_lens", "query_starts", "prefix")
-LONG = 1 << 20
-FULL = {"KIND": "full", "SPAN": 1}
+FULL: Mapping[str, Any] = {"KIND": "full", "SPAN": 1}
 SLIDING = {"KIND": "sliding", "SPAN": 4096}
 CHUNKED = {"KIND": "chunked", "SPAN": 8192}
 
@@ -104,7 +102,7 @@ def prefill_variant(
     launch: PrefillLaunch | None = None,
     **more: Any,
 ) -> Any:
-    launch = launch or prefill_launch(dim, 4 if dtype == "fp32" else 2, LONG)
+    launch = launch or prefill_launch(dim, 4 if dtype == "fp32" else 2)
     pairs = max(launch.pairs, triton.next_power_of_2(group))
     constants = {**sizes(dtype, dim, group, **more), **kind, "TILE": launch.tile, "TILE_M": pairs}
     return build(prefill, dtype, constants, launch.warps, launch.stages)
@@ -133,15 +131,9 @@ def variants() -> Iterator[tuple[str, Any]]:
     for dim in (64, 80, 128, 192, 256):
         yield f"prefill bf16 {dim}", prefill_variant("bf16", dim, 4)
     for dim, group in ((64, 8), (128, 4), (128, 7), (256, 8)):
-        launch = fresh_launch(dim, LONG)
+        launch = fresh_launch(dim)
         assert launch is not None
         yield f"fresh bf16 {dim} {group}", fresh_variant("bf16", dim, group, launch)
-    for (kernel, dim), short in SHORT_LAUNCHES.items():
-        if kernel == "fresh":
-            yield f"fresh bf16 {dim} short", fresh_variant("bf16", dim, 4, short)
-        else:
-            more = {"launch": short}
-            yield f"prefill bf16 {dim} short", prefill_variant("bf16", dim, 4, **more)
     yield "decode fp16 128 7 capped", decode_variant("fp16", 128, 7, cap=True)
     for dim in (64, 128, 256):
         yield f"decode fp32 {dim}", decode_variant("fp32", dim, 4)

@@ -23,6 +23,7 @@ BLOCK = 16
 @pytest.fixture(autouse=True)
 def short_beginnings_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "BAND_LEAST_TOKENS", 64)
+    monkeypatch.setattr(pieces, "BAND_LEAST_ROWS", 4)
 
 
 def banded(parts: int) -> Any:

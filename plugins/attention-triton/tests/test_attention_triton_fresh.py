@@ -9,23 +9,18 @@ import attrs
 import pytest
 import torch
 
-from pegboard.api.attention import AttentionContext, AttentionInputs
+from pegboard.api.attention import AttentionInputs
 from pegboard_attention_triton import kernel as module
-from pegboard_attention_triton import launch
 from pegboard_attention_triton.kernel import TritonKernel
 from pegboard_testkit.attention_case import AttentionCase, Setting
 
 Rows = Sequence[tuple[int, int]]
 
 
-def direct(ctx: AttentionContext) -> TritonKernel:
-    return TritonKernel(ctx, direct=True)
-
-
 def case_of(rows: Rows, **setting: Any) -> AttentionCase:
     own = {"heads": 2, "kv_heads": 1, "head_size": 64, "dtype": "bfloat16", "kv_dtype": "bfloat16"}
     chosen = Setting(**{**own, **setting})
-    case = AttentionCase(direct, [length for _, length in rows], chosen, fused_kv_write=False)
+    case = AttentionCase(TritonKernel, [length for _, length in rows], chosen, fused_kv_write=False)
     case.fill(rows)
     return case
 
@@ -55,11 +50,7 @@ class Noting:
         return self.kernel[grid]
 
 
-@pytest.mark.parametrize("short", [0, 200])
-def test_rows_with_and_without_a_past_and_single_tokens_mix(
-    launches: list[str], monkeypatch: pytest.MonkeyPatch, short: int
-) -> None:
-    monkeypatch.setattr(launch, "SHORT", short)
+def test_rows_with_and_without_a_past_and_single_tokens_mix(launches: list[str]) -> None:
     rows = [(5, 5), (1, 12), (150, 150), (20, 71), (1, 1), (64, 64)]
     check(case_of(rows), rows)
     assert launches == ["fresh", "prefill"]

@@ -86,6 +86,8 @@ TILES: Mapping[tuple[int, int], Mapping[int, Tile]] = MappingProxyType(
         (1024, 4096): {
             1: Tile("vector", 2, 1024, 1, 4, 1),
             16: Tile("matrix", 32, 128, 1, 4, 5),
+            32: Tile("matrix", 64, 128, 1, 4, 4, True),
+            64: Tile("matrix", 32, 128, 1, 4, 4),
         },
         (2048, 1024): {
             1: Tile("vector", 2, 1024, 1, 4, 1),
@@ -110,7 +112,7 @@ TILES: Mapping[tuple[int, int], Mapping[int, Tile]] = MappingProxyType(
         },
         (4096, 2048): {
             1: Tile("vector", 1, 2048, 1, 2, 1),
-            16: Tile("matrix", 64, 128, 4, 4, 4, True),
+            32: Tile("matrix", 64, 128, 4, 4, 4, True),
         },
         (2048, 128): {
             1: Tile("vector", 2, 1024, 1, 4, 1),
@@ -159,8 +161,8 @@ GATE_TILES: Mapping[int, GateTile] = MappingProxyType(
     {
         16: GateTile(16, 64, 128, 16, 4, 2),
         32: GateTile(32, 64, 128, 16, 4, 2),
-        128: GateTile(64, 64, 128, 16, 4, 2),
-        1 << 30: GateTile(64, 128, 128, 8, 4, 2),
+        128: GateTile(32, 64, 128, 16, 4, 2),
+        1 << 30: GateTile(64, 64, 128, 8, 4, 2),
     }
 )
 """By most rows."""
@@ -171,10 +173,10 @@ def gate_tile(rows: int) -> GateTile:
     return next(tile for most, tile in GATE_TILES.items() if rows <= most)
 
 
-FEW_PAIRS = 64
+FEW_PAIRS = 32
 """Pairs of token and expert up to which each is multiplied by itself, by element."""
 
-SORT_PAIRS = 4096
+SORT_PAIRS = 8192
 """Pairs up to which each expert's program looks through all of them, in one launch."""
 
 
@@ -193,20 +195,19 @@ class ExpertTile(NamedTuple):
     stages: int
     described: bool = False
     """The copy engine brings weights, where they allow it (see `kernels.described`)."""
-    special: bool = False
-    """Then, in the product back, some warps only fetch and others only multiply."""
 
 
 EXPERT_TILES: Mapping[int, ExpertTile] = MappingProxyType(
     {
         8: ExpertTile(16, 32, 64, 128, 4, 4),
-        16: ExpertTile(16, 64, 64, 128, 4, 4),
-        32: ExpertTile(32, 64, 128, 64, 4, 4),
+        16: ExpertTile(32, 64, 128, 64, 4, 4),
         64: ExpertTile(64, 64, 128, 64, 4, 4),
-        1 << 30: ExpertTile(128, 128, 256, 64, 8, 3),
+        1 << 30: ExpertTile(128, 128, 256, 64, 8, 4, described=True),
     }
 )
-"""By most pairs an expert has on average."""
+"""By most pairs an expert has on average. For Qwen3-30B-A3B on an H200, in µs beside the time that
+the bytes or products take: 8 tokens 124 (107), 32: 250 (235), 128: 292 (270), 256: 309 (270), 1,024:
+371 (270), 4,096: 747 (414), 16,384: 2,430 (1,656)."""
 
 
 def expert_tile(pairs: int, experts: int) -> ExpertTile:

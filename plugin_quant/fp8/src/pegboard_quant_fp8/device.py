@@ -149,7 +149,7 @@ class DeviceProducts:
         codes, scales = round_rows(x, params.get("input_scale"))
         if rows <= launch.CODED_ROWS:
             return self._coded(params, codes, scales, x.dtype)
-        if rows <= launch.TENSOR_ROWS:
+        if rows <= launch.TENSOR_ROWS and outputs < launch.WIDE_OUTPUTS:
             return self._scaled_after(params, codes, scales, x.dtype)
         product = _torch_product(codes, params["weight"], scales, params["scale"][None, :])
         return product.to(x.dtype)

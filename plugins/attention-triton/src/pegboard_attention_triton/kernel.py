@@ -142,19 +142,19 @@ class TritonKernel:
         constants: Mapping[str, Any],
     ) -> None:
         """Rows with several query tokens."""
-        longest = prompts.longest("fresh") if self._direct else 0
-        launch = fresh_launch(self._spec.head_size, longest) if longest else None
+        direct = self._direct and prompts.has("fresh")
+        launch = fresh_launch(self._spec.head_size) if direct else None
         if launch is None or not self._readable(inputs):
             self._launch_prefill(call, prompts, "every", constants)
             return
         self._launch_fresh(call, inputs, prompts, launch, constants)
-        if prompts.longest("later"):
+        if prompts.has("later"):
             self._launch_prefill(call, prompts, "later", constants)
 
     def _launch_prefill(
         self, call: _Call, prompts: Prompts, sort: Sort, constants: Mapping[str, Any]
     ) -> None:
-        launch = prefill_launch(self._spec.head_size, self._item_bytes, prompts.longest(sort))
+        launch = prefill_launch(self._spec.head_size, self._item_bytes)
         pairs = max(launch.pairs, triton.next_power_of_2(constants["GROUP"]))
         tiles = prompts.tiles(pairs // constants["GROUP"], sort)
         prefill[(len(tiles),)](

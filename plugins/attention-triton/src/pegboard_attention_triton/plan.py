@@ -47,12 +47,10 @@ class Prompts:
                 ("later", several & ~fresh),
             )
         }
-        self._counts = counts
 
-    def longest(self, sort: Sort) -> int:
-        """Most query tokens of a row; 0 if there are no such rows."""
-        rows = self._rows[sort]
-        return int(self._counts[rows].max()) if len(rows) else 0
+    def has(self, sort: Sort) -> bool:
+        """Whether there are such rows."""
+        return len(self._rows[sort]) > 0
 
     def tiles(self, queries: int, sort: Sort) -> torch.Tensor:
         """int32 ``[tiles, TILE_FIELDS]`` on the device, `queries` tokens per tile; there are such

@@ -3,8 +3,8 @@ engine: tensor descriptors in the place of pointers.
 
 Threads then compute no addresses and hold none. The rows of the first product lie apart, and are
 fetched by pointers. What a box brings beyond an expert's weights or rows is multiplied and not
-stored. Expected for 16,384 tokens: 600 TFLOP/s where pointers reach 480 to 500, 2.1 ms for both
-products.
+stored. On an H200, 16,384 tokens take 1,350 and 730 µs in the two products, where pointers take
+1,500 and 790.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, check-untyped-defs=False
@@ -57,7 +57,7 @@ def _up_kernel(
 def _down_kernel(
     inner, weight, pairs, experts, starts, ends, out,
     H: tl.constexpr, SIZE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    STAGES: tl.constexpr, SPECIAL: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1)
     expert = tl.load(experts + block)
@@ -66,7 +66,7 @@ def _down_kernel(
         first = tl.program_id(0) * BN
         row = expert * H + first
         total = tl.zeros([BM, BN], tl.float32)
-        for start in tl.range(0, SIZE, BK, num_stages=STAGES, warp_specialize=SPECIAL):
+        for start in tl.range(0, SIZE, BK, num_stages=STAGES):
             given = inner.load([begin, start])
             total = tl.dot(given, weight.load([row, start]).T, total)
         place = begin + tl.arange(0, BM)
@@ -139,6 +139,5 @@ def described_down(
         BN=tile.down,
         BK=tile.depth,
         STAGES=tile.stages,
-        SPECIAL=tile.special,
-        num_warps=4 if tile.special else tile.warps,  # of one group that multiplies
+        num_warps=tile.warps,
     )
