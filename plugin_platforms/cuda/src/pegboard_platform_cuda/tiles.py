@@ -206,7 +206,7 @@ EXPERT_TILES: Mapping[int, ExpertTile] = MappingProxyType(
     }
 )
 """By most pairs an expert has on average. For Qwen3-30B-A3B on an H200, in µs beside the time that
-the bytes or products take: 8 tokens 124 (107), 32: 250 (235), 128: 292 (270), 256: 309 (270), 1,024:
+bytes or products take: 8 tokens 124 (107), 32: 250 (235), 128: 292 (270), 256: 309 (270), 1,024:
 371 (270), 4,096: 747 (414), 16,384: 2,430 (1,656)."""
 
 

@@ -7,7 +7,7 @@ widened in registers, four instructions for two weights, which is a third of wha
 issue meanwhile.
 """
 
-# ruff: noqa: C901, D103, PLR0912, SIM300
+# ruff: noqa: C901, D103, PLR0912
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, check-untyped-defs=False
 from __future__ import annotations
 
