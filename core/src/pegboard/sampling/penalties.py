@@ -47,7 +47,7 @@ class PenaltyTable:
         )
         self._counts[line].zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
         self._seen[line] = self._counts[line] > 0
-        self._seen[line, prompt] = True
+        self._seen[line].index_fill_(0, prompt, True)  # an assignment would wait for the device
         self._strengths[line] = strengths
 
     def slots(self) -> set[int]:
