@@ -178,7 +178,15 @@ def test_no_step_waits_for_the_device(tiny: Path, alone: LLM) -> None:
         SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=0),
         SamplingParams(temperature=0.8, seed=1, top_k=9, top_p=0.9, max_tokens=20),
         SamplingParams(temperature=0.8, seed=2, presence_penalty=0.5, max_tokens=20),
-    ] * 4
+        SamplingParams(
+            temperature=0.0,
+            max_tokens=20,
+            min_tokens=5,
+            stop_token_ids=[9],
+            logit_bias={7: 2.0},
+            allowed_token_ids=list(range(3, 90)),
+        ),
+    ] * 3
     with open_engine(tiny, max_num_batched_tokens=128) as llm:
         generate(llm, requests, params)  # memory that is pinned for the first time
         torch.cuda.set_sync_debug_mode("error")

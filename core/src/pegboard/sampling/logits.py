@@ -2,7 +2,7 @@
 
 All of them work in place on float32 ``[R, vocab]`` and touch only the rows that asked; what a row
 gets never depends on the other rows. An excluded token has the logit -inf, and no later stage
-brings it back.
+brings it back. A number is never assigned by index: on a GPU torch would wait for its copy.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def process_logits(logits: torch.Tensor, rows: SamplingRows) -> None:
     if rows.bias is not None:
         _add(logits, rows.bias)
     if rows.banned is not None:
-        logits[rows.banned.rows, rows.banned.ids] = EXCLUDED
+        logits.index_put_((rows.banned.rows, rows.banned.ids), logits.new_full((), EXCLUDED))
     if rows.penalties is not None:
         _penalise(logits, rows.penalties)
 
 
 def _keep_only(logits: torch.Tensor, allowed: Entries) -> None:
     kept = logits[allowed.rows, allowed.ids]
-    logits[allowed.lines] = EXCLUDED
+    logits.index_fill_(0, allowed.lines, EXCLUDED)
     logits[allowed.rows, allowed.ids] = kept
 
 

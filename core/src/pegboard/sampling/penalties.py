@@ -65,8 +65,8 @@ class PenaltyTable:
         rows, lines = self._find(slots)
         if rows is not None:
             new = ids[rows]
-            self._counts[lines, new] += 1
-            self._seen[lines, new] = True
+            self._counts.index_put_((lines, new), torch.ones_like(new, dtype=torch.int32), True)
+            self._seen.index_put_((lines, new), torch.ones_like(new, dtype=torch.bool))
 
     def rows(self, slots: Sequence[int]) -> PenaltyRows | None:
         """The rows of `slots` that have penalties; None if there are none."""
