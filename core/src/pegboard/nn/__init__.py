@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pegboard.nn.attention import Attention
+    from pegboard.nn.attention import Attention, CacheScales
     from pegboard.nn.blocks import (
         AttentionBlock,
         AttentionShape,
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         GatedMLP,
         NormedAfter,
     )
+    from pegboard.nn.cache_rules import cache_scale_rules
     from pegboard.nn.config import HF_HARMLESS, HF_HARMLESS_PREFIXES, ConfigReader
     from pegboard.nn.layers import Embedding, Head, Linear, RMSNorm
     from pegboard.nn.moe import Experts, MoE
@@ -38,6 +39,7 @@ __all__ = [
     "Attention",
     "AttentionBlock",
     "AttentionShape",
+    "CacheScales",
     "ConfigReader",
     "ConvWeight",
     "Decoder",
@@ -59,6 +61,7 @@ __all__ = [
     "Rope",
     "RopeConfig",
     "Weighted",
+    "cache_scale_rules",
     "plain_method",
     "read_rope",
 ]
@@ -70,6 +73,7 @@ _HOMES = {
     "Attention": "attention",
     "AttentionBlock": "blocks",
     "AttentionShape": "blocks",
+    "CacheScales": "attention",
     "ConfigReader": "config",
     "ConvWeight": "recurrent",
     "Decoder": "blocks",
@@ -91,6 +95,7 @@ _HOMES = {
     "Rope": "rope",
     "RopeConfig": "rope_config",
     "Weighted": "weighted",
+    "cache_scale_rules": "cache_rules",
     "plain_method": "plain",
     "read_rope": "rope_config",
 }
