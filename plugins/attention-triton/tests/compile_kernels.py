@@ -42,6 +42,10 @@ def build(kernel: Any, dtype: str, constants: Mapping[str, Any], warps: int, sta
             return "*i32"
         if name in ("states", "marks"):
             return "*fp32"
+        if name in ("k_scale", "v_scale"):
+            return "*fp32"
+        if name == "kv" and constants["SCALED"]:
+            return "*fp8e4nv"
         if name in ("query", "out", "kv", "sinks"):
             return f"*{dtype}"
         return "fp32" if name in ("scale", "cap") else "i32"
@@ -64,6 +68,7 @@ def sizes(
     cap: bool = False,
     block: int = 16,
     sinks: bool = False,
+    coded: bool = False,
 ) -> dict[str, Any]:
     return {
         "HEADS": 8 * group,
@@ -73,6 +78,7 @@ def sizes(
         "DOT": TYPES[dtype],
         "SOFT_CAP": cap,
         "SINKS": sinks,
+        "SCALED": coded,
     }
 
 
@@ -109,6 +115,11 @@ def variants() -> Iterator[tuple[str, Any]]:
     yield "prefill bf16 256 sliding capped", prefill_variant("bf16", 256, 4, SLIDING, cap=True)
     yield "prefill bf16 128 chunked", prefill_variant("bf16", 128, 5, CHUNKED, block=64)
     yield "prefill fp16 128 sliding", prefill_variant("fp16", 128, 7, SLIDING)
+    for dim, group in ((64, 8), (80, 1), (128, 1), (128, 4), (256, 8)):
+        yield f"decode bf16 {dim} {group} coded", decode_variant("bf16", dim, group, coded=True)
+    for dim in (64, 128, 256):
+        yield f"prefill bf16 {dim} coded", prefill_variant("bf16", dim, 4, coded=True)
+    yield "decode fp16 128 4 coded", decode_variant("fp16", 128, 4, coded=True)
     yield "decode bf16 64 8 sinks", decode_variant("bf16", 64, 8, sinks=True)
     yield "prefill bf16 64 sinks", prefill_variant("bf16", 64, 8, SLIDING, sinks=True)
 

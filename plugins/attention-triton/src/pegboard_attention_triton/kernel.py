@@ -62,7 +62,10 @@ class TritonKernel:
         self._spec = spec
         self._device = ctx.device
         self._block = ctx.group.block_size
-        product = _product_dtype(ctx.dtype, getattr(torch, spec.dtype))
+        stored: torch.dtype = getattr(torch, spec.dtype)
+        self._coded = stored == torch.float8_e4m3fn
+        self._one = torch.ones((), device=ctx.device)
+        product = _product_dtype(ctx.dtype, stored)
         self._dot_type = _TYPES[product]
         self._decode = decode_launch(spec.head_size, product.itemsize)
         self._prefill = prefill_launch(spec.head_size, product.itemsize)
@@ -93,7 +96,8 @@ class TritonKernel:
         table = metadata.block_table
         strides = (*query.stride()[:2], *_strides(kv), table.stride(0))
         sinks = query if layer.sinks is None else layer.sinks
-        call = _Call((query, out, kv.data, sinks, table), (*strides, *_factors(layer)))
+        scales = self._scales(layer)
+        call = _Call((query, out, kv.data, sinks, table), scales, (*strides, *_factors(layer)))
         constants = self._constants(layer)
         if metadata.prompts is not None:
             self._launch_prefill(call, metadata.prompts, constants)
@@ -136,6 +140,7 @@ class TritonKernel:
             states,
             marks,
             self._arrivals,
+            *call.scales,
             *call.numbers,
             TILE=launch.tile,
             JOIN=max(JOINED_AT_ONCE // lanes, 1),
@@ -151,6 +156,7 @@ class TritonKernel:
         prefill[(len(tiles),)](
             *call.tensors,
             tiles,
+            *call.scales,
             *call.numbers,
             TILE_M=pairs,
             TILE=launch.tile,
@@ -170,6 +176,11 @@ class TritonKernel:
             self._scratch[heads] = states, torch.empty((*size, 2), device=self._device)
         return self._scratch[heads]
 
+    def _scales(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of keys and values; asked for only where those are 8-bit floats."""
+        k_scale = self._one if layer.k_scale is None else layer.k_scale
+        return k_scale, self._one if layer.v_scale is None else layer.v_scale
+
     def _constants(self, layer: AttentionLayer) -> Mapping[str, Any]:
         """What both kernels are compiled for."""
         return {
@@ -180,6 +191,7 @@ class TritonKernel:
             "DOT": self._dot_type,
             "SOFT_CAP": layer.soft_cap is not None,
             "SINKS": layer.sinks is not None,
+            "SCALED": self._coded,
         }
 
 
@@ -189,13 +201,16 @@ class _Call:
 
     tensors: tuple[torch.Tensor, ...]
     """Query, result, storage, sinks (if there are any), block table."""
+    scales: tuple[torch.Tensor, torch.Tensor]
+    """Of keys and values."""
     numbers: tuple[float, ...]
     """Strides and score factors."""
 
 
 def _product_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> torch.dtype:
-    """In which products are computed: exactly, if queries and cache differ."""
-    return dtype if dtype == kv_dtype else torch.float32
+    """In which products are computed: exactly, if queries and cache differ. Every wider type holds
+    8-bit floats as they are."""
+    return dtype if kv_dtype in (dtype, torch.float8_e4m3fn) else torch.float32
 
 
 def _cores(device: torch.device) -> int:

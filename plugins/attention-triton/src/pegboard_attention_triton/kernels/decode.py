@@ -15,7 +15,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pegboard_attention_triton.kernels.softmax import FLOOR, absorb, begin_with, page_offsets
+from pegboard_attention_triton.kernels.softmax import (
+    FLOOR,
+    absorb,
+    begin_with,
+    page_offsets,
+    widened,
+)
 
 __all__ = ["PIECE_FIELDS", "cut_rows", "decode"]
 
@@ -93,6 +99,8 @@ def decode(
     states: tl.tensor,
     marks: tl.tensor,
     arrivals: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
     query_token: tl.tensor,
     query_head: tl.tensor,
     kv_side: tl.tensor,
@@ -111,13 +119,15 @@ def decode(
     DOT: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
+    SCALED: tl.constexpr,
 ) -> None:
     """One piece and one key head: ``query`` and ``out [T, HEADS, DIM]``, `out` without
     gaps, ``sinks [HEADS]`` if `SINKS`.
 
     ``states [.., HEADS, DIM]`` and ``marks [.., HEADS, 2]`` hold the state of pieces that are to be
     joined: weighted sums, peak and total. ``arrivals [rows, key heads]`` is 0 between launches.
-    `JOIN` pieces are joined at a time.
+    `JOIN` pieces are joined at a time. `k_scale` and `v_scale` are what stored keys and values are
+    multiples of, if `SCALED`: they multiply scores and results.
     """
     KV_HEADS: tl.constexpr = HEADS // GROUP
     FOLD: tl.constexpr = max(16, triton.next_power_of_2(GROUP))
@@ -142,6 +152,10 @@ def decode(
     asked = tl.load(
         query + token * query_token + heads[:, None] * query_head + dim[None, :], live, 0.0
     ).to(DOT)
+    result_scale = 1.0
+    if SCALED:
+        scale *= tl.load(k_scale)
+        result_scale = tl.load(v_scale)
     acc = tl.zeros([FOLD, WIDTH], tl.float32)
     total = tl.zeros([FOLD], tl.float32)
     peak = tl.full([FOLD], FLOOR, tl.float32)
@@ -156,14 +170,14 @@ def decode(
         where = page_offsets(blocks, place, seen, offset, kv_block, kv_token, BLOCK)
         spots = kv + where[:, None] + dim[None, :]
         wanted = seen[:, None] & (dim < DIM)[None, :]
-        key = tl.load(spots, wanted, 0.0).to(DOT)
-        value = tl.load(spots + kv_side, wanted, 0.0).to(DOT)
+        key = widened(tl.load(spots, wanted, 0.0), DOT)
+        value = widened(tl.load(spots + kv_side, wanted, 0.0), DOT)
         acc, total, peak = absorb(
             acc, total, peak, asked, key, value, seen[None, :], scale, cap, True, SOFT_CAP
         )
 
     if count == 1:
-        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        result = acc * (result_scale / tl.where(total == 0.0, 1.0, total))[:, None]
         target = out + (token * HEADS + heads[:, None]) * DIM + dim[None, :]
         tl.store(target, result.to(out.dtype.element_ty), live)
     else:
@@ -174,7 +188,9 @@ def decode(
         tl.debug_barrier()  # all of it is stored before this program counts as arrived
         arrived = arrivals + row * KV_HEADS + head
         if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == count - 1:
-            join(out, states, marks, token, base, count, head, HEADS, GROUP, DIM, JOIN)
+            join(
+                out, states, marks, token, base, count, head, result_scale, HEADS, GROUP, DIM, JOIN
+            )
             tl.store(arrived, 0)
 
 
@@ -187,12 +203,14 @@ def join(
     base: tl.tensor,
     count: tl.tensor,
     head: tl.tensor,
+    result_scale: tl.tensor,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     JOIN: tl.constexpr,
 ) -> None:
-    """Join the states of the `count` pieces of a row, from `base` on, and store the result."""
+    """Join the states of the `count` pieces of a row, from `base` on, and store the result
+    times `result_scale`."""
     FOLD: tl.constexpr = triton.next_power_of_2(GROUP)
     WIDTH: tl.constexpr = triton.next_power_of_2(DIM)
     lane = tl.arange(0, FOLD)
@@ -221,6 +239,6 @@ def join(
         total = total * fade + tl.sum(totals * weight, 0)
         acc = acc * fade[:, None] + tl.sum(part * weight[:, :, None], 0)
         peak = higher
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = acc * (result_scale / tl.where(total == 0.0, 1.0, total))[:, None]
     target = out + (token * HEADS + heads[:, None]) * DIM + dim[None, :]
     tl.store(target, result.to(out.dtype.element_ty), live)

@@ -13,7 +13,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pegboard_attention_triton.kernels.softmax import FLOOR, absorb, begin_with, page_offsets
+from pegboard_attention_triton.kernels.softmax import (
+    FLOOR,
+    absorb,
+    begin_with,
+    page_offsets,
+    widened,
+)
 
 __all__ = ["TILE_FIELDS", "prefill"]
 
@@ -30,6 +36,8 @@ def prefill(
     sinks: tl.tensor,
     table: tl.tensor,
     tiles: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
     query_token: tl.tensor,
     query_head: tl.tensor,
     kv_side: tl.tensor,
@@ -50,9 +58,10 @@ def prefill(
     DOT: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
+    SCALED: tl.constexpr,
 ) -> None:
     """One tile: ``query`` and ``out [T, HEADS, DIM]``, `out` without gaps, ``sinks [HEADS]`` if
-    `SINKS`."""
+    `SINKS`; scales as in `decode`."""
     WIDTH: tl.constexpr = triton.next_power_of_2(DIM)
     tile = tiles + tl.program_id(0) * 5
     row = tl.load(tile).to(tl.int64)
@@ -93,6 +102,10 @@ def prefill(
     left = begin + tl.cdiv(last_low - begin, TILE) * TILE
     right = tl.maximum(begin + (position + 1 - begin) // TILE * TILE, left)
 
+    result_scale = 1.0
+    if SCALED:
+        scale *= tl.load(k_scale)
+        result_scale = tl.load(v_scale)
     acc = tl.zeros([TILE_M, WIDTH], tl.float32)
     total = tl.zeros([TILE_M], tl.float32)
     peak = tl.full([TILE_M], FLOOR, tl.float32)
@@ -114,7 +127,7 @@ def prefill(
         kv_side, kv_block, kv_token, scale, cap, DIM, BLOCK, TILE, True, DOT, SOFT_CAP,
     )  # fmt: skip
 
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = acc * (result_scale / tl.where(total == 0.0, 1.0, total))[:, None]
     target = out + (tokens * HEADS + heads)[:, None] * DIM + dim[None, :]
     tl.store(target, result.to(out.dtype.element_ty), live)
 
@@ -171,6 +184,16 @@ def visit(
             key = tl.load(spots)
             value = tl.load(spots + kv_side)
         acc, total, peak = absorb(
-            acc, total, peak, asked, key.to(DOT), value.to(DOT), seen, scale, cap, MASKED, SOFT_CAP
+            acc,
+            total,
+            peak,
+            asked,
+            widened(key, DOT),
+            widened(value, DOT),
+            seen,
+            scale,
+            cap,
+            MASKED,
+            SOFT_CAP,
         )
     return acc, total, peak

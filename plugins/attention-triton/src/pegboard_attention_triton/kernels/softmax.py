@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["FLOOR", "absorb", "begin_with", "page_offsets"]
+__all__ = ["FLOOR", "absorb", "begin_with", "page_offsets", "widened"]
 
 FLOOR: tl.constexpr = tl.constexpr(-1.0e30)
 """The peak of a row that has seen nothing. It is finite, so that a hidden score of minus infinity
@@ -26,6 +26,20 @@ def begin_with(sinks: tl.tensor, valid: tl.tensor) -> tl.tensor:
     """Peak and total of rows that have seen their sink alone, whose score is at ``sinks [m]``."""
     peak = tl.load(sinks, valid, 0.0).to(tl.float32) * LOG2E
     return peak, tl.full(peak.shape, 1.0, tl.float32)
+
+
+@triton.jit
+def widened(stored: tl.tensor, DOT: tl.constexpr) -> tl.tensor:
+    """Keys or values in the type of the products. 8-bit floats become bfloat16 by way of float32:
+    the hardware makes float16 of them, and from there to bfloat16 has but an instruction of a
+    fraction of the others' rate."""
+    if stored.dtype == tl.float8e4nv:
+        if DOT == tl.float16:
+            return stored.to(tl.float16)
+        else:
+            return stored.to(tl.float32).to(DOT)
+    else:
+        return stored.to(DOT)
 
 
 @triton.jit
