@@ -82,8 +82,12 @@ def sizes(
     }
 
 
+def _item_bytes(dtype: str, coded: bool = False, **_: Any) -> int:
+    return 4 if dtype == "fp32" else 1 if coded else 2
+
+
 def decode_variant(dtype: str, dim: int, group: int, **more: Any) -> Any:
-    launch = decode_launch(dim, 4 if dtype == "fp32" else 2)
+    launch = decode_launch(dim, _item_bytes(dtype, **more))
     lanes = triton.next_power_of_2(group) * triton.next_power_of_2(dim)
     constants = {**sizes(dtype, dim, group, **more), "TILE": launch.tile}
     constants["JOIN"] = max(JOINED_AT_ONCE // lanes, 1)
@@ -93,7 +97,7 @@ def decode_variant(dtype: str, dim: int, group: int, **more: Any) -> Any:
 def prefill_variant(
     dtype: str, dim: int, group: int, kind: Mapping[str, Any] = FULL, **more: Any
 ) -> Any:
-    launch = prefill_launch(dim, 4 if dtype == "fp32" else 2)
+    launch = prefill_launch(dim, _item_bytes(dtype, **more))
     pairs = max(launch.pairs, triton.next_power_of_2(group))
     constants = {**sizes(dtype, dim, group, **more), **kind, "TILE": launch.tile, "TILE_M": pairs}
     return build(prefill, dtype, constants, launch.warps, launch.stages)

@@ -67,8 +67,9 @@ class TritonKernel:
         self._one = torch.ones((), device=ctx.device)
         product = _product_dtype(ctx.dtype, stored)
         self._dot_type = _TYPES[product]
-        self._decode = decode_launch(spec.head_size, product.itemsize)
-        self._prefill = prefill_launch(spec.head_size, product.itemsize)
+        item = 1 if self._coded and product.itemsize == 2 else product.itemsize
+        self._decode = decode_launch(spec.head_size, item)
+        self._prefill = prefill_launch(spec.head_size, item)
         self._parts = max(PROGRAMS_PER_CORE * _cores(ctx.device) // spec.kv_heads, 1)
         self._rows = triton.next_power_of_2(ctx.max_rows)
         self._arrivals = torch.zeros(

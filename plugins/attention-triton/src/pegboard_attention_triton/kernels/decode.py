@@ -8,6 +8,8 @@ stores its state and the one that ends last joins them, always in the order of t
 that the result does not depend on which one that was.
 
 Bytes bound it: a step reads each key and value once, 2 * kv heads * dim * element bytes per token.
+Of 8-bit floats that is half of what bfloat16 takes; to widen them in registers costs two
+instructions for each, about 30 % of what the processors can issue while the bytes arrive.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from pegboard_attention_triton.kernels.softmax import (
     FLOOR,
     absorb,
     begin_with,
+    halves,
     page_offsets,
+    weigh,
     widened,
 )
 
@@ -131,7 +135,7 @@ def decode(
     """
     KV_HEADS: tl.constexpr = HEADS // GROUP
     FOLD: tl.constexpr = max(16, triton.next_power_of_2(GROUP))
-    WIDTH: tl.constexpr = triton.next_power_of_2(DIM)
+    WIDTH: tl.constexpr = max(32 if SCALED else 16, triton.next_power_of_2(DIM))
     head = tl.program_id(0)
     piece = pieces + tl.program_id(1) * 8
     row = tl.load(piece)
@@ -156,7 +160,10 @@ def decode(
     if SCALED:
         scale *= tl.load(k_scale)
         result_scale = tl.load(v_scale)
-    acc = tl.zeros([FOLD, WIDTH], tl.float32)
+        pairs = kv.to(tl.pointer_type(tl.uint16), bitcast=True)
+        pair = tl.arange(0, WIDTH // 2)
+        odd = tl.zeros([FOLD, WIDTH // 2], tl.float32)
+    acc = tl.zeros([FOLD, WIDTH // 2 if SCALED else WIDTH], tl.float32)
     total = tl.zeros([FOLD], tl.float32)
     peak = tl.full([FOLD], FLOOR, tl.float32)
     if SINKS:
@@ -171,10 +178,25 @@ def decode(
         spots = kv + where[:, None] + dim[None, :]
         wanted = seen[:, None] & (dim < DIM)[None, :]
         key = widened(tl.load(spots, wanted, 0.0), DOT)
-        value = widened(tl.load(spots + kv_side, wanted, 0.0), DOT)
-        acc, total, peak = absorb(
-            acc, total, peak, asked, key, value, seen[None, :], scale, cap, True, SOFT_CAP
-        )
+        if SCALED:
+            # A product takes pairs of numbers of two tokens. Of 16-bit ones the hardware makes them
+            # as it reads them; so two numbers of a token are read as one, and then told apart.
+            wanted = seen[:, None] & (pair < DIM // 2)[None, :]
+            found = tl.load(pairs + ((where + kv_side) // 2)[:, None] + pair[None, :], wanted, 0)
+            even_value, odd_value = halves(found, DOT)
+            weight, fade, total, peak = weigh(
+                total, peak, asked, key, seen[None, :], scale, cap, True, SOFT_CAP
+            )
+            weight = weight.to(DOT)
+            acc = tl.dot(weight, even_value, acc * fade[:, None], input_precision="ieee")
+            odd = tl.dot(weight, odd_value, odd * fade[:, None], input_precision="ieee")
+        else:
+            value = widened(tl.load(spots + kv_side, wanted, 0.0), DOT)
+            acc, total, peak = absorb(
+                acc, total, peak, asked, key, value, seen[None, :], scale, cap, True, SOFT_CAP
+            )
+    if SCALED:
+        acc = tl.interleave(acc, odd)
 
     if count == 1:
         result = acc * (result_scale / tl.where(total == 0.0, 1.0, total))[:, None]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["FLOOR", "absorb", "begin_with", "page_offsets", "widened"]
+__all__ = ["FLOOR", "absorb", "begin_with", "halves", "page_offsets", "weigh", "widened"]
 
 FLOOR: tl.constexpr = tl.constexpr(-1.0e30)
 """The peak of a row that has seen nothing. It is finite, so that a hidden score of minus infinity
@@ -34,12 +34,20 @@ def widened(stored: tl.tensor, DOT: tl.constexpr) -> tl.tensor:
     the hardware makes float16 of them, and from there to bfloat16 has but an instruction of a
     fraction of the others' rate."""
     if stored.dtype == tl.float8e4nv:
-        if DOT == tl.float16:
+        if tl.float16 == DOT:
             return stored.to(tl.float16)
         else:
             return stored.to(tl.float32).to(DOT)
     else:
         return stored.to(DOT)
+
+
+@triton.jit
+def halves(pairs: tl.tensor, DOT: tl.constexpr) -> tl.tensor:
+    """Of pairs of 8-bit floats, read as 16-bit numbers, the first and the second ones."""
+    first = (pairs & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    second = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    return widened(first, DOT), widened(second, DOT)
 
 
 @triton.jit
@@ -77,7 +85,26 @@ def absorb(
     SOFT_CAP: tl.constexpr,
 ) -> tl.tensor:
     """The state after ``n`` more tokens: ``query [m, d]``, ``key`` and ``value [n, d]``, ``seen [m,
-    n]`` (only if `MASKED`).
+    n]`` (only if `MASKED`)."""
+    weight, fade, total, peak = weigh(total, peak, query, key, seen, scale, cap, MASKED, SOFT_CAP)
+    acc = acc * fade[:, None]
+    acc = tl.dot(weight.to(value.dtype), value, acc, input_precision="ieee")
+    return acc, total, peak
+
+
+@triton.jit
+def weigh(
+    total: tl.tensor,
+    peak: tl.tensor,
+    query: tl.tensor,
+    key: tl.tensor,
+    seen: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    MASKED: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+) -> tl.tensor:
+    """What `absorb` multiplies values and earlier sums with, and total and peak after it.
 
     Without a cap, `scale` turns products into scores in units of log 2. With one, a score is
     ``cap * tanh(x)``, computed as ``cap - 2 cap / (exp2(product * scale) + 1)``: `scale` includes
@@ -93,7 +120,4 @@ def absorb(
     higher = tl.maximum(peak, tl.max(score, 1))
     weight = tl.exp2(score - higher[:, None])
     fade = tl.exp2(peak - higher)
-    total = total * fade + tl.sum(weight, 1)
-    acc = acc * fade[:, None]
-    acc = tl.dot(weight.to(value.dtype), value, acc, input_precision="ieee")
-    return acc, total, higher
+    return weight, fade, total * fade + tl.sum(weight, 1), higher
