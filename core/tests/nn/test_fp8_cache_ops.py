@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 import torch
@@ -103,7 +105,8 @@ def test_a_layer_stores_with_its_scales() -> None:
     assert attention.layer.k_scale is attention.cache.scales[0]
     assert attention.layer.v_scale is attention.cache.scales[1]
     kv, slots, ones = cache("float8_e4m3fn"), torch.tensor([1]), torch.ones(1, 2, 8)
-    group = GroupBatch(Silent(), None, slots)
+    kernel: Any = Silent()
+    group = GroupBatch(kernel, None, slots)
     batch = Batch(slots, slots, slots, (group,), {"0.self": kv})
     attention(AttentionInputs(ones, ones, ones), batch)
     assert paged_view(kv)[0, 0, 1].double().unique().tolist() == [2.0]
