@@ -58,7 +58,7 @@ _PREFILL: Mapping[tuple[int, int], PrefillLaunch] = {
     (256, 4): PrefillLaunch(16, 32, 8, 2),
 }
 """(padded width of a head, bytes of an element) -> launch. The bytes are those in products; 1 stands
-for 8-bit floats that are read for products of 2."""
+for 8-bit floats that are widened to 2."""
 
 
 def width_of(head_size: int) -> int:
