@@ -57,8 +57,8 @@ _PREFILL: Mapping[tuple[int, int], PrefillLaunch] = {
     (128, 4): PrefillLaunch(32, 32, 8, 2),
     (256, 4): PrefillLaunch(16, 32, 8, 2),
 }
-"""(padded width of a head, bytes of an element) -> launch. The bytes are those in products; 1 stands
-for 8-bit floats that are widened to 2."""
+"""(padded width of a head, bytes of an element) -> launch. The bytes are those in products; 1
+stands for 8-bit floats that are widened to 2."""
 
 
 def width_of(head_size: int) -> int:
