@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -15,6 +16,8 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parent
+LONG_SECONDS = 1800
+"""Time limit of the long checks, where they have none of their own."""
 
 # A shell that starts a job in the background lets it ignore interrupts, and its children too. The
 # tests of interrupts need the usual handler, here and in the processes that they start.
@@ -34,6 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "smollm2_path" in getattr(item, "fixturenames", ()):
             item.add_marker("model")
+        # A hang is found all the same; a busy machine is no reason to fail.
+        if item.get_closest_marker("accept") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -44,6 +50,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _has_gpu() -> bool:
     """An NVIDIA driver is there, and nothing hides its GPUs."""
     return shutil.which("nvidia-smi") is not None and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A process of several has five seconds to end after its last report, then it is interrupted.
+
+    On a busy machine pytest's last collection, over all that the tests imported, can take longer,
+    and the interrupt would be shown as an exception that a callback of the collector ignored.
+    """
+    if hasattr(config, "workerinput"):
+        gc.freeze()
 
 
 def _refuse(report: pytest.TestReport | pytest.CollectReport) -> None:

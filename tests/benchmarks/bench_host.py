@@ -3,11 +3,16 @@ computes nothing.
 
 Run ``python tests/benchmarks/bench_host.py [STEPS]``, or ``make bench-host``. Each number of
 running requests is a decode steady state: prompts of 200 to 1,800 tokens, requests that end and are
-replaced at random, as a server sees them. Printed are medians per step, in milliseconds, over all
-steps and over the undisturbed ones (before each a fixed piece of Python is timed; on a machine that
-others use, only steps beside its best times say something), the goal, the 99th percentile, the same
-without the garbage collector, and where the time goes. Last, the period of a step of 2 ms with 1 ms
-added to planning, which overlap should hide.
+replaced at random, as a server sees them. Printed are medians per step, in milliseconds: of wall
+time over all steps and over the undisturbed ones (before each a fixed piece of Python is timed; on
+a machine that others use, only steps beside its best times say something), of processor time with
+its tenth percentile, the goal, the 99th percentile, the same without the garbage collector, and
+where the time goes.
+
+Growth is printed in processor time and in calls per request and step, which no machine disturbs: if
+the calls stay the same and the time does not, the objects of so many requests no longer fit into
+the processor's caches. Last, the period of a step of 2 ms with 1 ms added to planning, which
+overlap should hide.
 """
 
 from __future__ import annotations
@@ -91,11 +96,25 @@ class Times:
 
     def __init__(self) -> None:
         self.steps: list[float] = []
+        self.cpu: list[float] = []
+        """Of this thread, which does all the work."""
         self._yardstick: list[float] = []
 
     def add(self, load: Load) -> None:
         self._yardstick.append(milliseconds(fixed_work))
+        begin = time.thread_time()
         self.steps.append(milliseconds(load.step))
+        self.cpu.append((time.thread_time() - begin) * 1e3)
+
+    @property
+    def worked(self) -> float:
+        """Median of processor time."""
+        return statistics.median(self.cpu)
+
+    @property
+    def least(self) -> float:
+        """Tenth percentile of processor time."""
+        return sorted(self.cpu)[len(self.cpu) // 10]
 
     @property
     def median(self) -> float:
@@ -132,8 +151,8 @@ def measure(load: Load, steps: int) -> Times:
     return times
 
 
-def report(running: int, steps: int) -> None:
-    """One line per number of requests."""
+def report(running: int, steps: int) -> Times:
+    """Two lines per number of requests."""
     load = Load(running)
     load.settle()
     with_gc = measure(load, steps)
@@ -145,8 +164,41 @@ def report(running: int, steps: int) -> None:
         f"{running:5} running  median {with_gc.median:.3f} ms  undisturbed {with_gc.quiet:.3f} ms "
         f"(goal {GOALS_MS[running]})  {with_gc.quiet / running * 1e3:.2f} us a request  "
         f"p99 {with_gc.p99:.3f}; without gc {without.median:.3f}, {without.quiet:.3f}, "
-        f"p99 {without.p99:.3f}"
+        f"p99 {without.p99:.3f}\n"
+        f"               CPU median {with_gc.worked:.3f} ms, tenth percentile "
+        f"{with_gc.least:.3f} ms; {with_gc.worked / running * 1e3:.2f} us a request; "
+        f"without gc {without.worked:.3f}"
     )
+    return with_gc
+
+
+def growth(fewer: tuple[int, Times], more: tuple[int, Times]) -> None:
+    """How what a request costs per step grows with their number; 1 is linear growth."""
+    (few, before), (many, after) = fewer, more
+    median = after.worked / before.worked * few / many
+    least = after.least / before.least * few / many
+    calls = [calls_per_request(count) for count in (few, many)]
+    print(
+        f"\nper request, from {few} to {many} running: CPU time x {median:.2f} "
+        f"(tenth percentiles x {least:.2f}), "
+        f"calls {calls[0]:.2f} -> {calls[1]:.2f}"
+    )
+
+
+def calls_per_request(running: int, steps: int = 64) -> float:
+    """Function calls of a step for each of its requests; requests that end and come are left
+    out."""
+    load = Load(running)
+    load.settle()
+    profiler, calls = cProfile.Profile(), []
+    for _ in range(steps):
+        load.refill()
+        profiler.enable()
+        load.step()
+        profiler.disable()
+        made = sum(entry.callcount for entry in profiler.getstats())
+        calls.append(made - sum(calls))
+    return statistics.median(calls) / running
 
 
 def profile(running: int, steps: int) -> str:
@@ -204,9 +256,9 @@ def period(overlap: bool, steps: int = 300) -> float:
 
 def main() -> None:
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 400
-    for running in GOALS_MS:
-        report(running, steps)
-    for running in (1, 256):
+    found = {running: report(running, steps) for running in GOALS_MS}
+    growth((256, found[256]), (1024, found[1024]))
+    for running in (1, 256, 1024):
         print(f"\nprofile of {steps} steps at {running} running")
         print(profile(running, steps))
     print(f"\n2 ms on the device, 1 ms added to planning (goal below {PERIOD_GOAL_MS} ms)")

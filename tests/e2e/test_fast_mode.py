@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from pegboard import LLM, SamplingParams
+from pegboard_quant_gguf.packed import packed_width
 
 KL_LIMIT = 0.01
 """Nats per token, on average."""
 AGREEMENT = 0.97
 """Share of positions with the same likeliest token."""
+FEW_ROWS = 16
+"""Rows of a step that the kernel of decode steps computes."""
 PASSAGE_AGREEMENT = 0.95
 """The same for a single passage, over which a share of 0.97 scatters by 0.01."""
 PROSE = Path(__file__).with_name("prose.txt")
@@ -83,8 +86,8 @@ def score(monkeypatch: pytest.MonkeyPatch) -> Score:
     return run
 
 
-def opened(path: Path, dtype: str) -> Iterator[LLM]:
-    options = {"max_model_len": 512, "max_num_seqs": 4, "enable_prefix_caching": False}
+def opened(path: Path, dtype: str, **more: int) -> Iterator[LLM]:
+    options = {"max_model_len": 512, "max_num_seqs": 4, "enable_prefix_caching": False, **more}
     with LLM(str(path), dtype=dtype, **options) as llm:
         assert llm.model.dtype == dtype
         yield llm
@@ -100,6 +103,25 @@ def fast(smollm2_path: Path) -> Iterator[LLM]:
     yield from opened(smollm2_path, "bfloat16")
 
 
+@pytest.fixture(scope="module")
+def few_at_once(smollm2_path: Path) -> Iterator[LLM]:
+    """The fast mode, with steps as small as those that decode."""
+    yield from opened(smollm2_path, "bfloat16", max_num_batched_tokens=FEW_ROWS)
+
+
+@pytest.fixture
+def decode_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each product that the kernel of decode steps made."""
+    rows, kernel = [], torch._weight_int4pack_mm_for_cpu
+
+    def noted(x: torch.Tensor, *others: object) -> torch.Tensor:
+        rows.append(len(x))
+        return kernel(x, *others)
+
+    monkeypatch.setattr(torch, "_weight_int4pack_mm_for_cpu", noted)
+    return rows
+
+
 def passages() -> list[str]:
     return PROSE.read_text().strip().split("\n\n")
 
@@ -112,6 +134,7 @@ def test_the_fast_mode_stays_close_on_one_passage(exact: LLM, fast: LLM, score: 
 
 
 @pytest.mark.accept
+@pytest.mark.timeout(1800)
 def test_the_fast_mode_stays_close_over_two_thousand_tokens(
     exact: LLM, fast: LLM, score: Score
 ) -> None:
@@ -122,6 +145,33 @@ def test_the_fast_mode_stays_close_over_two_thousand_tokens(
     found.check()
     mean, share = found.divergence / found.positions, found.agreed / found.positions
     print(f"{found.positions} tokens: KL {mean:.5f} nats, top-1 agreement {share:.2%}")
+
+
+@pytest.mark.accept
+@pytest.mark.timeout(1800)
+def test_the_kernel_of_decode_steps_stays_close_over_a_thousand_tokens(
+    exact: LLM, few_at_once: LLM, score: Score, decode_rows: list[int]
+) -> None:
+    found = Distance()
+    for text in passages()[:5]:
+        found = found.add(distance(score(exact, text), score(few_at_once, text)))
+    assert found.positions >= 1000
+    found.check()
+    if packed_width() is not None:  # else no such kernel is used on this processor
+        assert max(decode_rows) == FEW_ROWS
+        assert sum(decode_rows) >= found.positions
+    mean, share = found.divergence / found.positions, found.agreed / found.positions
+    print(f"{found.positions} tokens: KL {mean:.5f} nats, top-1 agreement {share:.2%}")
+
+
+def test_the_kernel_of_decode_steps_stays_close_on_a_few_tokens(
+    exact: LLM, few_at_once: LLM, score: Score, decode_rows: list[int]
+) -> None:
+    text = " ".join(passages()[0].split()[:60])
+    found = distance(score(exact, text), score(few_at_once, text))
+    assert found.positions >= 60
+    found.check(PASSAGE_AGREEMENT)
+    assert decode_rows or packed_width() is None
 
 
 def test_the_distance_notices_another_distribution() -> None:

@@ -179,3 +179,36 @@ def test_an_aborted_request_leaves_the_others_alone(tiny: Path, alone: LLM) -> N
         engine.core.scheduler.check()
     kept = [finished[name] for name in ids if name != "2"]
     assert_same(compare_with_alone(alone, kept))
+
+
+def test_no_step_waits_for_the_device(tiny: Path, alone: LLM) -> None:
+    """Torch refuses every call that would: what comes back is waited for by a mark alone."""
+    import torch
+
+    requests = prompts(12, seed=4)
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=0),
+        SamplingParams(temperature=0.8, seed=1, top_k=9, top_p=0.9, max_tokens=20),
+        SamplingParams(temperature=0.8, seed=2, presence_penalty=0.5, max_tokens=20),
+    ] * 4
+    with open_engine(tiny, max_num_batched_tokens=128) as llm:
+        generate(llm, requests, params)  # memory that is pinned for the first time
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            outputs = generate(llm, prompts(12, seed=6), params)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert facts(llm)["replays"] > 0
+    greedy_ones = [output for output, given in zip(outputs, params, strict=True) if given.greedy]
+    assert_same(compare_with_alone(alone, greedy_ones))
+
+
+def test_a_quantised_file_runs_on_the_gpu(smollm2_path: Path) -> None:
+    """Q4_1 and Q8_0 as they are stored; float32 products of the same numbers on both."""
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 4}
+    requests = [[1, 504, 340, 260, 2240], [6330, 314, 260, 3575, 282, 4649]]
+    with (
+        LLM(str(smollm2_path), platform="cpu", enable_prefix_caching=False, **options) as cpu,
+        LLM(str(smollm2_path), platform="cuda", **options) as gpu,
+    ):
+        assert_same(compare_with_alone(cpu, generate(gpu, requests, greedy(24))))

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from pegboard import LLM, RequestOutput, SamplingParams
-from pegboard.errors import UnsupportedError
+from pegboard.errors import RequestError, UnsupportedError
 from pegboard_quant_gguf.testing import quantise_rows, tensor_data, write_gguf
 from pegboard_testkit.near_tie import assert_same
 from pegboard_testkit.reference import compare_distributions
@@ -224,3 +224,29 @@ def test_quantised_experts_are_refused_by_name(tmp_path: Path) -> None:
     write_gguf(path, gguf_metadata("qwen3moe", model.config), tensors)
     with pytest.raises(UnsupportedError, match=r"layers\.0\.mlp\.experts.*'experts'.*Q8_0"):
         LLM(str(path), dtype="float32")
+
+
+def test_o35h_without_a_chat_template_completions_work_and_a_chat_is_refused_with_a_hint(
+    tmp_path: Path,
+) -> None:
+    letters = [chr(code) for code in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x144))]
+    tokenizer = {
+        "model": "gpt2",
+        "pre": "qwen2",
+        "tokens": [*letters, "<|end|>", "<|pad|>"],
+        "token_type": [1] * 256 + [3, 3],
+        "merges": [],
+        "eos_token_id": 256,
+    }
+    keys = {f"tokenizer.ggml.{name}": value for name, value in tokenizer.items()}
+    path, talk = tmp_path / "model.gguf", [{"role": "user", "content": "hi"}]
+    write_model("Qwen2", {"vocab_size": 258}, path, **keys)
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    with LLM(str(path), dtype="float32", num_gpu_blocks_override=100) as llm:
+        with pytest.raises(RequestError, match="no chat template: give one as chat_template"):
+            llm.chat(talk, params, use_tqdm=False)
+        (plain,) = llm.generate("hi", params, use_tqdm=False)
+        assert len(plain.outputs[0].token_ids) == 3
+        template = "{{ messages[0].content }}"
+        (given,) = llm.chat(talk, params, use_tqdm=False, chat_template=template)
+        assert given.outputs[0].token_ids == plain.outputs[0].token_ids

@@ -211,3 +211,16 @@ def test_o10_an_answer_of_no_tokens_is_refused_and_the_engine_lives(
     with pytest.raises(RequestError, match="max_tokens"):
         answer(llm, max_tokens=tokens)
     assert answer(llm).outputs[0].text == "ABCDEFGHIJKL"
+
+
+@pytest.mark.parametrize("tokens", [0, -1])
+def test_o10_a_chat_answer_of_no_tokens_is_refused_and_the_engine_lives(
+    speak: Speak, tokens: int
+) -> None:
+    llm = speak(LETTERS)
+    talk = [{"role": "user", "content": "hi"}]
+    template = {"chat_template": "{{ messages[0].content }}"}
+    with pytest.raises(RequestError, match="max_tokens"):
+        llm.chat(talk, SamplingParams(max_tokens=tokens), use_tqdm=False, **template)
+    (output,) = llm.chat(talk, SamplingParams(max_tokens=1), use_tqdm=False, **template)
+    assert len(output.outputs[0].token_ids) == 1

@@ -129,6 +129,8 @@ def test_without_the_ability_overlap_is_off_and_the_log_says_why(
         def info(self, event: str, **facts: Any) -> None:
             said.append((event, facts.get("reason")))
 
+        debug = info
+
     monkeypatch.setattr("pegboard.engine.build.get_logger", lambda name: Logger())
     engine = toy_core(None, executor=OneByOne())
     assert engine.depth == 1

@@ -182,10 +182,15 @@ def test_two_signals_that_waited_are_both_handled_though_the_first_raises() -> N
 
     numbers = [signal.SIGUSR1, signal.SIGUSR2]
     before = [signal.signal(number, fail) for number in numbers]
-    try:
-        with pytest.raises(TimeoutError), InterruptShield():
+
+    def raise_all() -> None:
+        with InterruptShield():
             for number in numbers:
                 signal.raise_signal(number)
+
+    try:
+        with pytest.raises(TimeoutError):
+            raise_all()
         assert seen == numbers
     finally:
         for number, old in zip(numbers, before, strict=True):

@@ -54,6 +54,8 @@ def test_blocks_are_not_found_before_they_are_committed() -> None:
 
 @pytest.mark.parametrize("field", ["cache_salt", "adapter"])
 def test_tenants_and_adapters_never_share(field: str) -> None:
+    """For adapters that is vllm#30931: of two that have one name, the requests carry different
+    identities, which come from the files."""
     kv = make()
     compute(kv, open_request(kv, 32, **{field: "a"}), 32)
     assert kv.match(open_request(kv, 32, **{field: "b"}), 31).tokens == 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pegboard import nn as room
-from pegboard.api.model import Batch, BuildContext, Parallel
+from pegboard.api.model import Batch, BuildContext
 from pegboard.api.quant import LayerSpec, ParamSpec
 from pegboard.errors import CheckpointError, UnsupportedError
 from pegboard.nn import Embedding, Head, Linear, OpTable, PlainMethod, RMSNorm, Rope, RopeConfig
@@ -185,11 +185,6 @@ def test_rope_factors_divide_the_frequencies() -> None:
 def test_a_part_of_a_head_that_cannot_be_paired_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="3 of 6 features"):
         Rope(context(), "rope", RopeConfig(partial=0.5), 6, 10)
-
-
-def test_more_than_one_rank_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match="tensor parallelism over 2 ranks"):
-        Linear(context(parallel=Parallel(0, 2)), "x", 4, (4,))
 
 
 def test_sources_reach_the_layer_specification() -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pegboard.api.model import Batch, BuildContext, Parallel
+from pegboard.api.model import Batch, BuildContext
 from pegboard.api.quant import LayerSpec, ParamSpec
-from pegboard.errors import CheckpointError, UnsupportedError
+from pegboard.errors import CheckpointError
 from pegboard.nn import OPS, Experts, MoE, OpTable, PlainExperts, Weighted, plain_method
 
 CPU = torch.device("cpu")
@@ -96,6 +96,14 @@ def test_a_route_is_computed_in_float32() -> None:
     assert len(set(weights[0].tolist())) == 3
 
 
+def test_a_gate_joins_the_product_and_the_route() -> None:
+    x, weight = torch.randn(5, HIDDEN), torch.randn(EXPERTS, HIDDEN)
+    weights, ids = OPS["moe_gate"].plain(x, weight, TOP, True)
+    wanted, order = route(x @ weight.T, TOP, True)
+    assert torch.equal(ids, order)
+    torch.testing.assert_close(weights, wanted)
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_experts_agree_with_the_definition(activation: str) -> None:
     gate_up, down = torch.randn(4, 10, 6), torch.randn(4, 6, 5)
@@ -164,7 +172,24 @@ def test_the_experts_of_each_token_are_told_on_request() -> None:
     assert (tap[0] == -1).all() and (tap[2] == -1).all() and (tap[1, 4:] == -1).all()
 
 
-def test_the_block_uses_the_versions_of_the_op_table() -> None:
+class Hidden:
+    """The weight owner of another number format: what it holds is its own matter."""
+
+    def __init__(self, inner: Any) -> None:
+        self.parameters, self.finalise, self.apply = inner.parameters, inner.finalise, inner.apply
+
+
+@pytest.mark.parametrize(
+    ("joined", "plain_router", "wanted"),
+    [
+        ("watched", True, ["moe_gate", "moe_experts"]),
+        ("plain", True, ["linear", "moe_route", "moe_experts"]),
+        ("watched", False, ["linear", "moe_route", "moe_experts"]),
+    ],
+)
+def test_the_block_uses_the_versions_of_the_op_table(
+    joined: str, plain_router: bool, wanted: list[str]
+) -> None:
     calls: list[str] = []
 
     def watched(name: str) -> Any:
@@ -174,12 +199,21 @@ def test_the_block_uses_the_versions_of_the_op_table() -> None:
 
         return call
 
-    ops = {name: watched(name) for name in OPS}
-    ctx = context(ops=ops, method=lambda layer: plain_method(layer, torch.float32, ops))
-    block = MoE(ctx, "m", HIDDEN, INNER, EXPERTS, TOP, True, layer=0)
-    fill(block)
-    block(torch.randn(2, HIDDEN), batch(2))
-    assert calls == ["linear", "moe_route", "moe_experts"]
+    choices = {**dict.fromkeys(OPS, "watched"), "moe_gate": joined}
+    ops = OpTable({name: watched(name) for name in OPS}, choices)
+
+    def method(layer: LayerSpec) -> Any:
+        made = plain_method(layer, torch.float32, ops)
+        return made if plain_router or layer.kind == "experts" else Hidden(made)
+
+    block = MoE(context(ops=ops, method=method), "m", HIDDEN, INNER, EXPERTS, TOP, True, layer=0)
+    weights = fill(block)
+    x = torch.randn(2, HIDDEN)
+    found = block(x, batch(2))
+    assert calls == wanted
+    torch.testing.assert_close(
+        found.double(), by_definition(x, weights, True), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_experts_are_one_weight_owner() -> None:
@@ -247,8 +281,3 @@ def test_a_missing_part_is_refused() -> None:
     leaf = Experts(context(), "m", HIDDEN, INNER, EXPERTS)
     with pytest.raises(CheckpointError, match="m: wants tensors"):
         leaf.finalise({"weight": [torch.zeros(EXPERTS, INNER, HIDDEN)] * 2})
-
-
-def test_several_ranks_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="tensor parallelism over 2 ranks"):
-        Experts(context(parallel=Parallel(0, 2)), "m", HIDDEN, INNER, EXPERTS)

@@ -140,6 +140,32 @@ def test_the_profile_is_plausible(tiny):
     assert profile.cache_limit == NULL_PLATFORM.runtime.load().TOTAL_BYTES // 16
 
 
+def test_a_small_model_is_built_by_one_thread_and_runs_with_all(tiny, monkeypatch):
+    """Not so a large one, and a failure leaves the number of threads as it was."""
+    from pegboard.runner import local, threads
+
+    seen, load = [], local.load_model
+
+    def watched(*args, **kwargs):
+        seen.append(torch.get_num_threads())
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(local, "load_model", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        make_executor(tiny).load()
+        monkeypatch.setattr(threads, "SMALL_BYTES", 1)
+        make_executor(tiny).load()
+        monkeypatch.undo()
+        with pytest.raises(RuntimeError), threads.few_threads(0):
+            raise RuntimeError
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 3]
+
+
 def test_facts_name_what_was_chosen(executor):
     facts = executor.facts()
     assert facts["platform"] == "null"

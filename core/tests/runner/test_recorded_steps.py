@@ -12,6 +12,8 @@ from pegboard.api.attention import AttentionInputs, AttentionLayer, AttentionSte
 from pegboard.api.kv import KVTensors
 from pegboard.api.ops import OpVersion
 from pegboard.api.platform import Immediate
+from pegboard.api.step import LateInputs
+from pegboard.errors import UnsupportedError
 from pegboard.nn import OpTable
 from pegboard.nn.cache_ops import paged_view
 from pegboard.runner.recorded import bucket_sizes
@@ -40,6 +42,10 @@ class Recorder(Immediate):
 class DeviceSumKernel:
     """The sum kernel of the conftest, by what is on the device alone."""
 
+    def __init__(self) -> None:
+        self.shared: list[int] = []
+        """Tokens that all rows share, of each call, from the device."""
+
     def plan(self, step: AttentionStep) -> AttentionStep:
         if step.captured:
             assert list(step.query_lens) == [1] * len(step.kv_lens_device)
@@ -49,6 +55,9 @@ class DeviceSumKernel:
     def forward(
         self, layer: AttentionLayer, inputs: AttentionInputs, kv: KVTensors, step: AttentionStep
     ) -> torch.Tensor:
+        assert step.common_prefix_device is not None
+        self.shared.append(int(step.common_prefix_device))
+        assert self.shared[-1] <= step.common_prefix
         pages = paged_view(kv)
         out = torch.zeros_like(inputs.query)
         for row, table in enumerate(step.block_table.long()):
@@ -64,8 +73,7 @@ class DeviceSumKernel:
         return out
 
 
-@pytest.fixture
-def driver(make_driver, monkeypatch):
+def recording_driver(make_driver, execution):
     """A driver whose runner records, on two groups whose keys and values the core stores."""
     choose = OpVersion(name="test.choose", op="choose", function="pegboard.sampling.choose:choose")
     made = make_driver(
@@ -73,14 +81,39 @@ def driver(make_driver, monkeypatch):
         kernel=DeviceSumKernel,
         backend={"capture": "whole", "fused_kv_write": False},
         ops=OpTable.choose([choose], platform="test", dtype="float32"),
-        execution=Recorder(),
+        execution=execution,
     )
     made.runner.record()
     return made
 
 
+@pytest.fixture
+def driver(make_driver):
+    return recording_driver(make_driver, Recorder())
+
+
 def replays(driver) -> int:
     return driver.runner.recorded()["replays"]
+
+
+class Unable(Recorder):
+    def record(self, work: Callable[[], None]) -> Again:
+        raise UnsupportedError("this work cannot be recorded: it waits")
+
+
+def test_what_cannot_be_recorded_runs_step_by_step(make_driver, monkeypatch):
+    said = []
+
+    class Logger:
+        def warning(self, event: str, **facts: str) -> None:
+            said.append((event, facts["reason"]))
+
+    monkeypatch.setattr("pegboard.runner.runner.get_logger", lambda name: Logger())
+    made = recording_driver(make_driver, Unable())
+    assert said == [("steps are not recorded", "this work cannot be recorded: it waits")]
+    made.add(2, PROMPT)
+    assert made.generate(2, 9, 100) == made.model.greedy(PROMPT, 9)
+    assert made.runner.recorded() == {"recordings": 0, "replays": 0}
 
 
 def test_bucket_sizes_end_with_the_largest_step():
@@ -182,3 +215,25 @@ def test_prompt_logprobs_go_without_a_recording(driver):
     assert replays(driver) == 0
     driver.step({0: 1})
     assert replays(driver) == 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "replayed"), [({0: 1, 1: 1}, 1), ({0: 1, 1: 1, 2: 1}, 1), ({0: 1, 1: 1, 2: 3}, 0)]
+)
+def test_kernels_are_told_on_the_device_what_all_rows_share(driver, counts, replayed):
+    for slot in counts:
+        driver.add(slot, PROMPT)
+    driver.step({slot: len(PROMPT) - (counts[slot] > 1) * counts[slot] for slot in counts})
+    kernels = [group.kernel for group in driver.runner._attention]
+    for lengths in ([2, 1], [], [0, 2]):
+        before = replays(driver)
+        for kernel in kernels:
+            kernel.shared.clear()
+        plan = driver.plan(counts)
+        counts = dict.fromkeys(counts, 1)
+        plan.common_prefix = lengths
+        driver.runner.execute(plan).sample(LateInputs(plan.step_id))
+        assert replays(driver) - before == replayed
+        replayed = 1
+        for kernel, blocks in zip(kernels, lengths or [0, 0], strict=True):
+            assert kernel.shared == [blocks * BLOCK] * 2, "one of two layers was told otherwise"

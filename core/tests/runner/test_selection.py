@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from pegboard.api.attention import AttentionBackend
 from pegboard.api.kv import FullAttentionSpec, KVGroup
 from pegboard.api.platform import Platform, ProbeResult
-from pegboard.errors import SelectionError
-from pegboard.runner.select import BackendWish, choose_backend, choose_platform
+from pegboard.errors import PluginError, SelectionError
+from pegboard.runner.select import (
+    BackendWish,
+    choose_backend,
+    choose_platform,
+    choose_prompts_backend,
+)
 
 SPEC = FullAttentionSpec(kv_heads=2, head_size=80, dtype="bfloat16")
 GROUP = KVGroup(0, SPEC, 16, ("0.self",))
@@ -110,3 +116,29 @@ def test_equal_backends_are_an_error():
 def test_a_backend_that_leaves_the_kv_write_to_the_core_serves_like_another():
     separate = backend("separate", fused_kv_write=False)
     assert choose_backend([separate], GROUP, WISH) is separate
+
+
+def prompts_backend(name, **more):
+    return backend(name, rows="prompts", fused_kv_write=False, **more)
+
+
+def test_a_backend_for_prompts_is_the_best_that_fits_or_none():
+    low, high = (prompts_backend(name, priority=p) for name, p in (("low", 1), ("high", 2)))
+    assert choose_prompts_backend([low, high], GROUP, WISH) is high
+    assert choose_prompts_backend([], GROUP, WISH) is None
+    narrow = prompts_backend("narrow", head_sizes=(7,))
+    assert choose_prompts_backend([narrow], GROUP, WISH) is None
+    with pytest.raises(SelectionError, match="equally good for the prompts"):
+        choose_prompts_backend([low, attrs.evolve(low, name="same")], GROUP, WISH)
+
+
+def test_a_backend_for_prompts_that_is_asked_for_must_serve():
+    narrow = prompts_backend("narrow", head_sizes=(7,))
+    wish = attrs.evolve(WISH, name="narrow")
+    with pytest.raises(SelectionError, match=r"head size .* is not among 7"):
+        choose_prompts_backend([narrow], GROUP, wish, asked=True)
+
+
+def test_a_backend_for_prompts_may_not_write_the_cache():
+    with pytest.raises(PluginError, match=r"'writes'.*fused_kv_write=False"):
+        backend("writes", rows="prompts")

@@ -25,6 +25,9 @@ class Tells:
     def layouts(self, spec: KVSpec) -> tuple[KVLayout, ...]:
         return self.offers
 
+    def wants(self, query_len: int, kv_len: int) -> bool:
+        return True
+
     def plan(self, step: AttentionStep) -> AttentionStep:
         self.steps.append(step)
         return step
@@ -43,6 +46,8 @@ class Tells:
 
 
 class Choosy(Tells):
+    """Wants long chunks of short requests only."""
+
     def wants(self, query_len: int, kv_len: int) -> bool:
         return query_len >= 3 and kv_len < 100
 

@@ -361,7 +361,7 @@ def test_random_operations_under_every_policy(
 
 
 @pytest.mark.accept
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("depth", "seed"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 def test_100000_random_operations_leave_every_block_free_or_cached(depth: int, seed: int) -> None:
     storm = Storm(seed=seed, depth=depth, caching=seed % 2 == 0)

@@ -26,6 +26,7 @@ class TestFilesystem(ConnectorKit):
 
 
 @pytest.mark.accept
+@pytest.mark.timeout(1800)
 class TestFilesystemEveryKind(ConnectorKit):
     connector = "filesystem"
     punctual = False

@@ -233,7 +233,7 @@ def test_urgent_tasks_go_first_and_a_failing_task_stops_nobody() -> None:
     def fail() -> None:
         raise RuntimeError("a fault")
 
-    while pool._tasks:
+    while pool._tasks.waiting:
         time.sleep(0.001)
     pool.submit(SCAN, lambda: done.append("scan"))
     pool.submit(SAVE, lambda: done.append("save 1"))

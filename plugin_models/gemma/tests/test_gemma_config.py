@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
-import subprocess
-import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+import pegboard_model_gemma
 from pegboard.api.model import ConfigInput
-from pegboard.errors import CheckpointError, ConfigError, UnsupportedError
-from pegboard_model_gemma import pegboard_model_families
+from pegboard.errors import ConfigError, UnsupportedError
 from pegboard_model_gemma.config import GemmaConfig, read_config
 from pegboard_model_gemma.weights import weight_map
+from pegboard_testkit.config_kit import ConfigKit, windows
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 HF: dict[str, Any] = {
@@ -55,11 +53,6 @@ def gguf(arch: str, changes: dict[str, Any] | None = None, names: tuple[str, ...
     keys = GGUF | ({"attention.sliding_window": None} if arch == "gemma" else {}) | (changes or {})
     raw = {"general.architecture": arch, **{f"{arch}.{key}": v for key, v in keys.items()}}
     return read_config(ConfigInput(raw, "gguf", arch, frozenset(names)))
-
-
-def windows(config: GemmaConfig) -> list[int | None]:
-    """The sliding window of each layer's cache slot."""
-    return [getattr(slot.spec, "window", None) for slot in config.facts.kv_slots]
 
 
 def test_windows_follow_from_the_generation_the_pattern_or_the_list() -> None:
@@ -207,19 +200,6 @@ def test_a_wrapper_with_an_image_encoder_is_refused_and_its_text_part_named() ->
         read_config(ConfigInput(HF, "hf", "Gemma3ForConditionalGeneration"))
 
 
-def test_other_kinds_of_checkpoint_are_refused() -> None:
-    with pytest.raises(CheckpointError, match="'pickle'"):
-        read_config(ConfigInput({}, "pickle", "gemma2"))
-
-
-def test_unknown_keys_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        hf("Gemma3", {"model_type": "gemma3_text", "cache_implementation": "hybrid"})
-        assert not caplog.records
-        hf("Gemma3", {"moon_phase": 3})
-    assert "moon_phase" in caplog.text
-
-
 def test_gguf_metadata_gives_what_a_config_file_gives() -> None:
     for arch, generation in (("gemma", "Gemma"), ("gemma2", "Gemma2"), ("gemma3", "Gemma3")):
         ours, theirs = gguf(arch), hf(generation, {"query_pre_attn_scalar": 16})
@@ -262,9 +242,6 @@ def test_gguf_files_of_27_billion_parameters_scale_by_the_hidden_size_per_head()
     [
         ("gemma3", "attn_logit_softcapping", 50.0, UnsupportedError),
         ("gemma", "attention.sliding_window", 32, UnsupportedError),
-        ("gemma2", "expert_count", 8, UnsupportedError),
-        ("gemma2", "attention.value_length", 8, ConfigError),
-        ("gemma2", "rope.dimension_count", 8, ConfigError),
         ("gemma3", "block_count", 0, ConfigError),
     ],
 )
@@ -295,17 +272,17 @@ def test_an_untied_head_is_loaded_and_a_tied_one_skipped() -> None:
     ]
 
 
-def test_the_configuration_is_read_without_torch() -> None:
-    code = (
-        "import sys, pegboard_model_gemma, pegboard_model_gemma.config, "
-        "pegboard_model_gemma.weights; sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+class TestGemmaConfigs(ConfigKit):
+    plugin = pegboard_model_gemma
+    claims = frozenset({"hf:Gemma2ForCausalLM", "hf:Gemma3ForCausalLM", "gguf:gemma3"})
+    architecture = "gemma2"
+    known: ClassVar[dict[str, Any]] = {
+        "model_type": "gemma3_text",
+        "cache_implementation": "hybrid",
+    }
 
+    def hf(self, changes: dict[str, Any]) -> Any:
+        return hf("Gemma3", changes)
 
-def test_the_hook_describes_the_family() -> None:
-    (family,) = pegboard_model_families()
-    assert {"hf:Gemma2ForCausalLM", "hf:Gemma3ForCausalLM", "gguf:gemma3"} <= set(family.claims())
-    assert family.config.load() is read_config
-    assert callable(family.build.load())
-    assert callable(family.weights.load())
+    def gguf(self, changes: dict[str, Any]) -> Any:
+        return gguf("gemma2", {key.removeprefix("gemma2."): v for key, v in changes.items()})

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import subprocess
-import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+import pegboard_model_llama
 from pegboard.api.model import ConfigInput
-from pegboard.errors import CheckpointError, ConfigError, UnsupportedError
-from pegboard_model_llama import pegboard_model_families
+from pegboard.errors import ConfigError, UnsupportedError
 from pegboard_model_llama.config import read_config
 from pegboard_model_llama.weights import NeighbourPairs
+from pegboard_testkit.config_kit import ConfigKit, windows
 
 HF: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -104,11 +102,6 @@ def test_o33_head_size_is_derived_or_given(read_hf: Any) -> None:
     assert read_hf(HF | {"head_dim": 24}).head_size == 24
     with pytest.raises(ConfigError, match="hidden size 66"):
         read_hf(HF | {"hidden_size": 66})
-
-
-def windows(config: Any) -> list[int | None]:
-    """The sliding window of each layer."""
-    return [getattr(slot.spec, "window", None) for slot in config.facts.kv_slots]
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -213,17 +206,6 @@ def test_bad_values_are_refused_by_name(read_hf: Any, key: str, value: Any, mess
         read_hf(HF | {key: value})
 
 
-def test_neutral_values_of_foreign_keys_pass_and_unknown_keys_are_named(
-    read_hf: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    neutral = {"pretraining_tp": 1, "logits_scaling": 1.0, "rope_interleaved": False}
-    with caplog.at_level(logging.WARNING):
-        read_hf(HF | neutral | {"transformers_version": "5", "_name_or_path": "x"})
-        assert not caplog.records
-        read_hf(HF | {"moon_phase": 3})
-    assert "moon_phase" in caplog.text
-
-
 def test_gguf_metadata_gives_the_same_sizes_as_a_config_file(read_hf: Any) -> None:
     ours, theirs = gguf({}), read_hf(HF | {"eos_token_id": 2})
     for name in ("layers", "hidden_size", "inner_size", "heads", "kv_heads", "head_size", "rope"):
@@ -267,24 +249,6 @@ def test_gguf_sizes_written_per_layer_must_agree() -> None:
         gguf({"llama.attention.head_count_kv": [2, 4, 2]})
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "error"),
-    [
-        ("llama.expert_count", 8, UnsupportedError),
-        ("llama.rope.scaling.type", "yarn", UnsupportedError),
-        ("llama.rope.scaling.type", "spiral", ConfigError),
-        ("llama.rope.dimension_count", 8, ConfigError),
-        ("llama.attention.value_length", 8, ConfigError),
-        ("llama.block_count", 0, ConfigError),
-    ],
-)
-def test_gguf_features_that_are_not_built_are_refused_by_name(
-    key: str, value: Any, error: type[Exception]
-) -> None:
-    with pytest.raises(error, match="rope_type" if "scaling" in key else key.replace(".", r"\.")):
-        gguf({key: value})
-
-
 def test_a_gguf_sliding_window_is_that_of_every_layer() -> None:
     assert windows(gguf({"llama.attention.sliding_window": 64})) == [64] * 3
     assert windows(gguf({"llama.attention.sliding_window": 0})) == [None] * 3
@@ -297,26 +261,24 @@ def test_gguf_file_type_gives_the_dtype(file_type: int, dtype: str) -> None:
     assert gguf({"general.file_type": file_type}).facts.stored_dtype == dtype
 
 
-def test_other_kinds_of_checkpoint_are_refused() -> None:
-    with pytest.raises(CheckpointError, match="'pickle'"):
-        read_config(ConfigInput({}, "pickle", "llama"))
-
-
 def test_row_order_brings_neighbours_half_a_head_apart() -> None:
     assert NeighbourPairs(4).index(8) == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
-def test_the_configuration_is_read_without_torch() -> None:
-    code = (
-        "import sys, pegboard_model_llama, pegboard_model_llama.config, "
-        "pegboard_model_llama.weights; sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+class TestLlamaConfigs(ConfigKit):
+    plugin = pegboard_model_llama
+    claims = frozenset({"hf:MistralForCausalLM"})
+    architecture = "llama"
+    known: ClassVar[dict[str, Any]] = {
+        "pretraining_tp": 1,
+        "logits_scaling": 1.0,
+        "rope_interleaved": False,
+        "transformers_version": "5",
+        "_name_or_path": "x",
+    }
 
+    def hf(self, changes: dict[str, Any]) -> Any:
+        return read_config(ConfigInput(HF | changes, "hf", "LlamaForCausalLM"))
 
-def test_the_hook_describes_the_family() -> None:
-    (family,) = pegboard_model_families()
-    assert "hf:MistralForCausalLM" in family.claims()
-    assert family.config.load() is read_config
-    assert callable(family.build.load())
-    assert callable(family.weights.load())
+    def gguf(self, changes: dict[str, Any]) -> Any:
+        return gguf(changes)

@@ -11,11 +11,11 @@ import psutil
 import pytest
 import torch
 
-from pegboard.api.platform import DeviceRuntime
+from pegboard.api.platform import Communication, DeviceRuntime
 from pegboard.errors import ConfigError
 from pegboard.nn import OPS, OpTable
 from pegboard_platform_cpu import cgroup, pegboard_ops, pegboard_platforms, runtime
-from pegboard_platform_cpu.runtime import CpuRuntime, probe
+from pegboard_platform_cpu.runtime import CpuMemory, CpuRuntime, probe
 
 GIB = 1 << 30
 
@@ -142,9 +142,25 @@ def test_the_runtime_keeps_the_contract() -> None:
     assert isinstance(facts["isa"], tuple)
 
 
-def test_there_is_one_host() -> None:
-    with pytest.raises(ConfigError, match="index 1"):
-        CpuRuntime(1)
+def test_there_is_one_host_whatever_the_index() -> None:
+    assert CpuRuntime(1).device.torch_device() == torch.device("cpu")
+    with pytest.raises(ConfigError, match="index -1"):
+        CpuRuntime(-1)
+
+
+def test_a_rank_that_is_alone_reduces_and_gathers_and_has_its_share_of_memory(
+    tmp_path: Path,
+) -> None:
+    opened = CpuRuntime()
+    whole = opened.memory.total_bytes()
+    comm: Communication = opened.communicate(0, 1, str(tmp_path / "meeting"))
+    x = torch.arange(6.0).view(2, 3)
+    assert torch.equal(comm.all_reduce(x.clone().T), x.T)
+    assert torch.equal(comm.all_gather(x, 1), x)
+    assert torch.equal(comm.all_gather(x[:0], 1), x[:0])
+    comm.close()
+    assert CpuMemory(3).total_bytes() == whole // 3
+    assert CpuMemory(3).cache_limit() <= whole // 12
 
 
 def test_bfloat16_is_preferred_where_the_processor_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

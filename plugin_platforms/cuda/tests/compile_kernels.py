@@ -127,10 +127,23 @@ def mixture(tokens: int, experts: int = 128, hidden: int = 2048, size: int = 768
 
     x = torch.empty(tokens, hidden, dtype=BF16)
     weights, ids = ops.moe_route(torch.empty(tokens, experts, dtype=BF16), 8, True)
+    ops.moe_gate(x, torch.empty(experts, hidden, dtype=BF16), 8, True)
     # memory that is never touched
     gate_up = torch.empty(experts, 2 * size, hidden, dtype=BF16)
     down = torch.empty(experts, hidden, size, dtype=BF16)
     ops.moe_experts(x, gate_up, down, weights, ids, "silu")
+
+
+def described(tile: tuple[Any, ...]) -> None:
+    from pegboard_platform_cuda import tiles
+    from pegboard_platform_cuda.kernels import experts
+
+    before = experts.expert_tile
+    experts.expert_tile = lambda pairs, count: tiles.ExpertTile(*tile, described=True)
+    try:
+        mixture(16384)
+    finally:
+        experts.expert_tile = before
 
 
 def overlapping(work: Callable[[], None]) -> None:
@@ -161,6 +174,7 @@ CASES: dict[str, Callable[[], None]] = {
     "mixture of 512": lambda: mixture(512),
     "mixture of 1024": lambda: mixture(1024),
     "mixture of 16384": lambda: mixture(16384),
+    "described mixture": lambda: described((128, 128, 256, 64, 8, 3)),
     "overlapping product 4096 x 6144": lambda: overlapping(lambda: products(4096, 6144)),
     "overlapping rows 4096": lambda: overlapping(lambda: rows(4096)),
     "overlapping heads": lambda: overlapping(lambda: heads(32, 8, 128, 128, norm=True)),

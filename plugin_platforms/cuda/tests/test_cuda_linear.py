@@ -82,6 +82,17 @@ def test_every_way_to_cut_gives_the_same_product(tile: Tile, device: torch.devic
         check(product(x, weight, tile), x, weight)
 
 
+def test_more_rows_are_ours_where_the_table_says_so(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tile = Tile("matrix", outputs=64, depth=64, splits=2, stages=2, swapped=True)
+    monkeypatch.setattr(tiles, "TILES", {(200, 70): {33: tile}})
+    x, weight = operands(33, 200, 70, torch.bfloat16, device)
+    found = ops.linear(x, weight)
+    assert torch.equal(found, product(x, weight, tile))
+    check(found, x, weight)
+
+
 def test_the_table_decides_before_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     one, few = Tile("vector", outputs=2), Tile("matrix", outputs=16)
     monkeypatch.setattr(tiles, "TILES", {(8, 9): {1: one, 8: few}})

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from pegboard_platform_cuda import tiles
 from pegboard_platform_cuda.kernels import experts as kernels
-from pegboard_platform_cuda.kernels import route
-from pegboard_platform_cuda.ops import moe_experts, moe_route
+from pegboard_platform_cuda.kernels import grouped, sort
+from pegboard_platform_cuda.kernels.described import describable
+from pegboard_platform_cuda.ops import moe_experts, moe_gate, moe_route
 from pegboard_platform_cuda.tiles import EXPERT_TILES, ExpertTile, expert_tile
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -43,19 +47,56 @@ def test_many_tokens_are_routed_in_groups_and_rows_of_a_wider_matrix_are_read(
     assert torch.equal(ids.long(), logits.topk(2).indices)
 
 
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        (0, torch.bfloat16),
+        (17, torch.bfloat16),
+        (3, torch.float16),
+        (19, torch.bfloat16),
+        (3, torch.float32),
+    ],
+)
+def test_a_gate_chooses_by_the_products_with_the_router(
+    rows: int, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "GATE_ROWS", 18)
+    tile = tiles.GateTile(16, 16, 32, 3, 4, 1)
+    monkeypatch.setattr(tiles, "gate_tile", lambda rows: tile)
+    # Small whole numbers: sums in any order are the same, and equal logits are frequent.
+    x = torch.randint(-2, 3, (rows, 120), device=device).to(dtype)[:, :100]
+    weight = torch.randint(-2, 3, (21, 100), device=device).to(dtype)
+    weights, ids = moe_gate(x, weight, 3, True)
+    wanted, order = moe_route(x.float() @ weight.float().T, 3, True)
+    assert torch.equal(ids, order)
+    torch.testing.assert_close(weights, wanted)
+
+
+def test_a_gate_rounds_logits_as_a_product_does(device: torch.device) -> None:
+    x = torch.ones(1, 16, device=device, dtype=torch.bfloat16)
+    weight = torch.ones(4, 16, device=device, dtype=torch.bfloat16)
+    weight[2, 0] += 2**-6  # 16 + 2^-6 has no place in 8 bits: all are equal
+    _, ids = moe_gate(x, weight, 2, True)
+    assert ids.tolist() == [[0, 1]]
+
+
+def test_the_tile_of_a_gate_covers_every_number_of_rows() -> None:
+    assert [tiles.gate_tile(rows).rows for rows in (1, 17, 33, 4096)] == [16, 32, 64, 64]
+
+
 @pytest.mark.parametrize("tokens", [1, 7, 40])
-@pytest.mark.parametrize("small", [4096, 0], ids=["one program", "several"])
+@pytest.mark.parametrize("small", [4096, 0], ids=["by expert", "by chunk"])
 @pytest.mark.parametrize("one_expert", [False, True])
 def test_pairs_are_sorted_and_cut_into_blocks(
     tokens: int, small: int, one_expert: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(route, "_SMALL", small)
-    monkeypatch.setattr(route, "_CHUNK", 32)
+    monkeypatch.setattr(tiles, "SORT_PAIRS", small)
+    monkeypatch.setattr(sort, "_CHUNK", 32)
     experts, rows = 6, 16
     ids = torch.randint(0, experts, (tokens, 2), dtype=torch.int32, device=device)
     if one_expert:
         ids[:] = 4
-    work = route.sort_pairs(ids, experts, rows)
+    work = sort.sort_pairs(ids, experts, rows)
     assert sorted(work.pairs.tolist()) == list(range(2 * tokens))
     flat = ids.flatten()
     seen: list[int] = []
@@ -69,12 +110,12 @@ def test_pairs_are_sorted_and_cut_into_blocks(
 
 
 def test_the_bound_of_blocks_is_reached_and_never_passed() -> None:
-    assert route.most_blocks(8, 128, 16) == 8
-    assert route.most_blocks(2048, 128, 16) == 128 + 1920 // 16
+    assert sort.most_blocks(8, 128, 16) == 8
+    assert sort.most_blocks(2048, 128, 16) == 128 + 1920 // 16
     for pairs, experts, rows in [(5, 3, 2), (100, 7, 16), (33, 32, 16)]:
         worst = [1] * min(experts, pairs)
         worst[0] += pairs - len(worst)
-        assert sum(-(-count // rows) for count in worst) == route.most_blocks(pairs, experts, rows)
+        assert sum(-(-count // rows) for count in worst) == sort.most_blocks(pairs, experts, rows)
 
 
 def oracle(
@@ -94,8 +135,14 @@ def oracle(
     return out
 
 
-def check(tokens: int, dtype: torch.dtype, device: torch.device, activation: str = "silu") -> None:
-    experts, hidden, size, k = 5, 20, 12, 2
+def check(
+    tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    activation: str = "silu",
+    sizes: tuple[int, int] = (20, 12),
+) -> None:
+    experts, k, (hidden, size) = 5, 2, sizes
     x = torch.randn(tokens, hidden + 8, device=device).to(dtype)[:, :hidden]
     gate_up = (torch.randn(experts, 2 * size, hidden, device=device) / 6).to(dtype)
     down = (torch.randn(experts, hidden, size, device=device) / 5).to(dtype)
@@ -125,6 +172,45 @@ def test_many_pairs_are_multiplied_by_expert(
     monkeypatch.setattr(kernels, "expert_tile", lambda pairs, experts: tile)
     check(1, dtype, device, activation)
     check(23, dtype, device, activation)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "engine"), [((40, 24), True), ((64, 32), True), ((20, 24), False), ((40, 12), False)]
+)
+def test_weights_come_by_the_copy_engine_where_their_rows_allow_it(
+    sizes: tuple[int, int],
+    engine: bool,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[bool] = []
+    usual = grouped.described_up
+
+    def watched(*args: Any) -> None:
+        used.append(True)
+        usual(*args)
+
+    monkeypatch.setattr(grouped, "described_up", watched)
+    monkeypatch.setattr(kernels, "FEW_PAIRS", 0)
+    tile = ExpertTile(16, 16, 32, 32, 4, 1, described=True)
+    monkeypatch.setattr(kernels, "expert_tile", lambda pairs, experts: tile)
+    check(23, torch.float16, device, sizes=sizes)
+    assert bool(used) == engine
+
+
+def test_wide_numbers_never_come_by_the_copy_engine() -> None:
+    half = torch.zeros(2, 8, 16, dtype=torch.float16)
+    assert describable(half, half[1:])
+    for other in (half.float(), half[:, :, :8], half[:, :, 1:]):
+        assert not describable(half, other)
+
+
+def test_each_part_of_the_work_begins_where_kernels_need_not_be_compiled_anew(
+    device: torch.device,
+) -> None:
+    work = sort.sort_pairs(torch.zeros(3, 3, dtype=torch.int32, device=device), 5, 16)
+    assert [len(part) for part in work] == [9, 5, 5, 5]
+    assert all(part.data_ptr() % 16 == 0 for part in work)
 
 
 def test_both_activations_are_known_to_the_few(device: torch.device) -> None:

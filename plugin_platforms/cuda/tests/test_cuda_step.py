@@ -19,18 +19,19 @@ def case(rows: int, sizes: list[int], seed: int):
     slots = torch.randperm(SPARE, generator=draws)[:rows]
     empty = torch.rand(rows, generator=draws) < 0.25
     tokens = torch.randint(0, 1000, (LINES, TOKENS), generator=draws).int()
-    columns = torch.zeros((3 + 3 * len(sizes), rows), dtype=torch.int32)
+    columns = torch.zeros((3 + 4 * len(sizes), rows), dtype=torch.int32)
     columns[0] = torch.where(empty, SPARE, slots)
     columns[1] = torch.where(empty, 0, lengths - 1)
     columns[2] = torch.where(empty, 0, lengths)
     tables = []
     for group, size in enumerate(sizes):
         tables.append(torch.randint(1, 99, (LINES, -(-TOKENS // size)), generator=draws).int())
-        place = 3 + 3 * group
+        place = 3 + 4 * group
         fresh = (torch.rand(rows, generator=draws) < 0.5) & ~empty
         columns[place] = torch.where(fresh, slots, SPARE)
         columns[place + 1] = torch.where(fresh, (lengths - 1) // size, 0)
         columns[place + 2] = torch.where(fresh, 100 + torch.arange(rows), 0)
+        columns[place + 3, 0] = 7 + group
     return columns, tokens, tables
 
 
@@ -45,6 +46,7 @@ def test_inputs_and_block_tables_are_those_of_the_plain_op(rows, sizes, seed):
     for name in ("slots", "positions", "ids", "kv_lens"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     for group, size in enumerate(sizes):
+        assert found.prefixes[group].tolist() == expected.prefixes[group].tolist() == [7 + group]
         assert torch.equal(found.places[group], expected.places[group])
         # The spare line is written by several rows, and read by nobody.
         assert torch.equal(tables[group][:SPARE], expected_tables[group][:SPARE])

@@ -9,8 +9,16 @@ import torch
 
 from pegboard_quant_fp8 import codes as plain
 from pegboard_quant_fp8 import device as device_module
+from pegboard_quant_fp8 import launch
 from pegboard_quant_fp8.device import DeviceProducts, round_groups, round_rows
-from pegboard_quant_fp8.launch import FewLaunch, OneLaunch, few_launch, one_launch
+from pegboard_quant_fp8.launch import (
+    CodedLaunch,
+    FewLaunch,
+    OneLaunch,
+    coded_launch,
+    few_launch,
+    one_launch,
+)
 
 ROUNDING = 2**-4
 """Of a value, by 3 bits of mantissa; below the smallest normal number, 2^-10 of the scale."""
@@ -159,18 +167,71 @@ def test_block_scales_with_many_rows(
     assert 1e-3 < error(y, oracle(params, x, 128)) < ROUNDING
 
 
+WAYS = [
+    pytest.param(0, 0, id="scales per row"),
+    pytest.param(0, 256, id="scales afterwards"),
+    pytest.param(256, 0, id="own kernel"),
+]
+
+
 @pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize(("coded_rows", "tensor_rows"), WAYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_many_rows_are_multiplied_with_a_scale_per_row_and_output(
-    static: bool, device: torch.device
+    coded_rows: int,
+    tensor_rows: int,
+    static: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(launch, "CODED_ROWS", coded_rows)
+    monkeypatch.setattr(launch, "TENSOR_ROWS", tensor_rows)
     params = coded(48, 64, device)
-    x = torch.randn(20, 64, device=device)
+    x = torch.randn(20, 64, device=device).to(dtype) * torch.arange(1, 21, device=device)[:, None]
+    x = x.to(dtype)
     if static:
-        params["input_scale"] = (x.abs().amax() / 448).reshape(1)
+        params["input_scale"] = (x.abs().amax() / 448).float().reshape(1)
     y = made("static" if static else "dynamic", device).product(params, x, 0)
     codes, scales = round_rows(x, params.get("input_scale"))
+    assert y.dtype == dtype
     assert error(y, oracle(params, codes.double() * scales.double())) < 2**-8  # bfloat16 results
     assert 1e-3 < error(y, oracle(params, x)) < ROUNDING
+
+
+def test_the_borders_between_the_ways_are_kept(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "CODED_ROWS", 18)
+    monkeypatch.setattr(launch, "TENSOR_ROWS", 20)
+    ways: list[str] = []
+    for name in ("_few", "_coded", "_scaled_after"):
+        usual = getattr(DeviceProducts, name)
+
+        def watched(*args: Any, name: str = name, usual: Any = usual) -> Any:
+            ways.append(name)
+            return usual(*args)
+
+        monkeypatch.setattr(DeviceProducts, name, watched)
+    params, products = coded(32, 32, device), made("dynamic", device)
+    for rows in (16, 17, 18, 19, 20, 21):
+        products.product(params, torch.randn(rows, 32, device=device), 0)
+    assert ways == ["_few", "_coded", "_coded", "_scaled_after", "_scaled_after"]
+
+
+@pytest.mark.parametrize(("split", "rows"), [(1, 33), (3, 20)])
+def test_codes_are_multiplied_in_tiles_that_end_beyond_the_edges(
+    split: int, rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "CODED_ROWS", 256)
+    cut = CodedLaunch(tile_n=64, tile_k=64, split=split)
+    monkeypatch.setattr(device_module, "coded_launch", lambda outputs, inputs, rows: cut)
+    params, products = coded(80, 336, device), made("dynamic", device)
+    x = torch.randn(rows, 2 * 336, device=device)[:, :336]
+    first = products.product(params, x, 0)
+    codes, scales = round_rows(x)
+    assert error(first, oracle(params, codes.double() * scales.double())) < max(1e-3, arithmetic(x))
+    assert torch.equal(products.product(params, x, 0), first)  # the counters are zero again
 
 
 @pytest.mark.parametrize(
@@ -213,3 +274,11 @@ def test_weights_are_rounded_alike_by_kernel_and_by_torch(device: torch.device) 
 def test_narrow_layers_are_split_along_their_inputs(outputs: int, inputs: int, split: int) -> None:
     assert few_launch(outputs, inputs).split == split
     assert one_launch(outputs, inputs) == OneLaunch()
+
+
+def test_the_launch_of_coded_rows_follows_rows_and_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert coded_launch(28672, 4096, 32) == CodedLaunch()
+    assert coded_launch(4096, 14336, 200) == CodedLaunch(tile_k=128, warps=8, split=8)
+    table = {(64, 64): {32: CodedLaunch(tile_n=128), 128: CodedLaunch(tile_n=256)}}
+    monkeypatch.setattr(launch, "CODED", table)
+    assert [coded_launch(64, 64, rows).tile_n for rows in (17, 32, 33, 129)] == [128, 128, 256, 64]

@@ -232,9 +232,8 @@ def test_the_fast_layouts_agree_with_rows_as_stored(kernel: Any) -> None:
 @pytest.mark.parametrize("rows", [packed.FEW_ROWS, packed.FEW_ROWS + 1, 200])
 def test_few_and_many_rows_give_the_same_with_packed_weights(rows: int, units: bool) -> None:
     width = packed.packed_width()
-    if width is None:
-        pytest.skip("this CPU's int4 layout is not one that is unpacked; NibbleTiles is used")
-    kernel = PackedNibbles("Q4_1", width, units)
+    # Where this processor's int4 layout is not known, that is what does all the work.
+    kernel = NibbleTiles("Q4_1") if width is None else PackedNibbles("Q4_1", width, units)
     raw = stored_rows("Q4_1", 200, torch.float32, 4)
     params, x = kernel.prepare(raw), torch.randn(rows, INPUTS).bfloat16()
     weight = kernel.rows(params, torch.arange(200))

@@ -110,6 +110,30 @@ def test_o35g_a_file_without_pretokeniser_is_refused_with_a_remedy(file: Path) -
 
 
 @pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("->", ["->"]),
+        ("12345", ["1", "2", "3", "4", "5"]),
+        ("(x):\n", ["(x", "):\n"]),
+        ("(x)->12345:\n\n", ["(x", ")->", "1", "2", "3", "4", "5", ":\n\n"]),
+    ],
+)
+def test_o35g_qwen2_keeps_symbols_with_their_line_ends_and_cuts_digits_apart(
+    file: Path, text: str, pieces: list[str]
+) -> None:
+    """The vocabulary has a token, and the merges to it, for every word of any cut."""
+    wide = ["->", ")->", "12", "123", "(x", "):", "):Ċ", ":Ċ", ":ĊĊ"]
+    merges = ["- >", ") ->", "1 2", "12 3", "( x", ") :", "): Ċ", ": Ċ", ":Ċ Ċ"]
+    changes = {"tokens": [*LETTERS, *wide], "token_type": None, "merges": merges}
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    for pre, expected in (("qwen2", True), ("gpt-2", text == "->")):
+        tokenizer = Tokenizer.from_spec(spec(file, pre=pre, **changes, **ends))
+        ids = tokenizer.encode(text)
+        assert ([tokenizer.decode([i]) for i in ids] == pieces) is expected, pre
+        assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"pre": "jina-v9"}, "'tokenizer.ggml.pre' is 'jina-v9', which is not supported"),
@@ -234,6 +258,19 @@ def goldens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folders = list(place.glob("*/*/vendor/llama.cpp/models"))
     assert folders, f"the source package was not unpacked:\n{done.stdout}\n{done.stderr}"
     return folders[0]
+
+
+@pytest.mark.accept
+@pytest.mark.network
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [("->", ["->"]), ("12345", [*"12345"]), ("(x):\n", ["(x", "):\n"])],
+)
+def test_o35g_qwen2_has_its_canonical_tokens(goldens: Path, text: str, pieces: list[str]) -> None:
+    path = goldens / "ggml-vocab-qwen2.gguf"
+    tokenizer = Tokenizer.from_spec(tokenizer_spec(read_gguf(path).metadata, str(path)))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert [tokenizer.decode([i]) for i in ids] == pieces
 
 
 @pytest.mark.accept

@@ -19,15 +19,22 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pegboard_attention_triton.kernel import JOINED_AT_ONCE
-from pegboard_attention_triton.kernels.decode import cut_rows, decode
+from pegboard_attention_triton.kernels.cut import cut_rows
+from pegboard_attention_triton.kernels.decode import decode
+from pegboard_attention_triton.kernels.fresh import fresh
 from pegboard_attention_triton.kernels.prefill import prefill
-from pegboard_attention_triton.launch import decode_launch, prefill_launch
+from pegboard_attention_triton.launch import (
+    PrefillLaunch,
+    decode_launch,
+    fresh_launch,
+    prefill_launch,
+)
 
 TARGET = GPUTarget("cuda", 90, 32)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TYPES = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
-TABLES = ("table", "pieces", "tiles", "arrivals", "kv_lens", "query_starts")
-FULL = {"KIND": "full", "SPAN": 1}
+TABLES = ("table", "pieces", "tiles", "arrivals", "kv_lens", "query_starts", "prefix")
+FULL: Mapping[str, Any] = {"KIND": "full", "SPAN": 1}
 SLIDING = {"KIND": "sliding", "SPAN": 4096}
 CHUNKED = {"KIND": "chunked", "SPAN": 8192}
 
@@ -38,6 +45,8 @@ def build(kernel: Any, dtype: str, constants: Mapping[str, Any], warps: int, sta
     def kind(name: str) -> str:
         if name in constants:
             return "constexpr"
+        if name in ("keys", "values"):
+            return f"tensordesc<{dtype}[{constants['TILE']}, {constants['DIM']}]>"
         if name in TABLES:
             return "*i32"
         if name in ("states", "marks"):
@@ -46,16 +55,16 @@ def build(kernel: Any, dtype: str, constants: Mapping[str, Any], warps: int, sta
             return "*fp32"
         if name == "kv" and constants["SCALED"]:
             return "*fp8e4nv"
-        if name in ("query", "out", "kv", "sinks"):
+        if name in ("query", "out", "kv", "key", "value", "sinks"):
             return f"*{dtype}"
         return "fp32" if name in ("scale", "cap") else "i32"
 
     signature = {name: kind(name) for name in kernel.arg_names}
-    free = ("table", "pieces", "tiles", "table_row", "rows", "room", "scale", "cap")
+    free = ("table", "pieces", "prefix", "tiles", "table_row", "rows", "room", "scale", "cap")
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(kernel.arg_names)
-        if name not in free and signature[name] != "constexpr"
+        if name not in free and not signature[name].startswith(("constexpr", "tensordesc"))
     }
     source = ASTSource(kernel, signature, dict(constants), aligned)
     return triton.compile(source, TARGET, {"num_warps": warps, "num_stages": stages})
@@ -75,7 +84,7 @@ def sizes(
         "GROUP": group,
         "DIM": dim,
         "BLOCK": block,
-        "DOT": TYPES[dtype],
+        "DOT": tl.float16 if coded and dtype != "fp32" else TYPES[dtype],
         "SOFT_CAP": cap,
         "SINKS": sinks,
         "SCALED": coded,
@@ -86,32 +95,55 @@ def _item_bytes(dtype: str, coded: bool = False, **_: Any) -> int:
     return 4 if dtype == "fp32" else 1 if coded else 2
 
 
-def decode_variant(dtype: str, dim: int, group: int, **more: Any) -> Any:
+def decode_variant(dtype: str, dim: int, group: int, bands: bool = False, **more: Any) -> Any:
     launch = decode_launch(dim, _item_bytes(dtype, **more))
     lanes = triton.next_power_of_2(group) * triton.next_power_of_2(dim)
     constants = {**sizes(dtype, dim, group, **more), "TILE": launch.tile}
     constants["JOIN"] = max(JOINED_AT_ONCE // lanes, 1)
+    constants["LANES"] = launch.lanes if bands else 0
     return build(decode, dtype, constants, launch.warps, launch.stages)
 
 
 def prefill_variant(
-    dtype: str, dim: int, group: int, kind: Mapping[str, Any] = FULL, **more: Any
+    dtype: str,
+    dim: int,
+    group: int,
+    kind: Mapping[str, Any] = FULL,
+    launch: PrefillLaunch | None = None,
+    **more: Any,
 ) -> Any:
-    launch = prefill_launch(dim, _item_bytes(dtype, **more))
+    launch = launch or prefill_launch(dim, _item_bytes(dtype, **more))
     pairs = max(launch.pairs, triton.next_power_of_2(group))
     constants = {**sizes(dtype, dim, group, **more), **kind, "TILE": launch.tile, "TILE_M": pairs}
     return build(prefill, dtype, constants, launch.warps, launch.stages)
 
 
+def fresh_variant(dtype: str, dim: int, group: int, launch: PrefillLaunch, **more: Any) -> Any:
+    constants = {**sizes(dtype, dim, group, **more), "TILE": launch.tile}
+    constants["TILE_M"] = max(launch.pairs, triton.next_power_of_2(group))
+    for name in ("BLOCK", "DOT"):
+        del constants[name]
+    return build(fresh, dtype, constants, launch.warps, launch.stages)
+
+
 def variants() -> Iterator[tuple[str, Any]]:
     """Name and compiled kernel."""
     for kind in (FULL, SLIDING, CHUNKED):
-        cut = {**kind, "BLOCK": 16, "TILE": 64, "PARTS": 66, "ROWS": 256}
-        yield f"cut_rows {kind['KIND']}", build(cut_rows, "i32", cut, 4, 3)
+        for bands in (0, 8) if kind is FULL else (0,):
+            cut = {**kind, "BLOCK": 16, "TILE": 64, "PARTS": 66, "ROWS": 256, "BAND_ROWS": bands}
+            cut |= {"LEAST_TOKENS": 1024, "LEAST_ROWS": 4}
+            yield f"cut_rows {kind['KIND']} {bands}", build(cut_rows, "i32", cut, 4, 3)
     for dim, group in ((64, 8), (80, 1), (128, 1), (128, 4), (128, 16), (192, 4), (256, 8)):
         yield f"decode bf16 {dim} {group}", decode_variant("bf16", dim, group)
+    for dim, group in ((64, 8), (80, 1), (128, 4), (128, 8), (256, 8)):
+        name = f"decode bf16 {dim} {group} bands"
+        yield name, decode_variant("bf16", dim, group, bands=True)
     for dim in (64, 80, 128, 192, 256):
         yield f"prefill bf16 {dim}", prefill_variant("bf16", dim, 4)
+    for dim, group in ((64, 8), (128, 4), (128, 7), (256, 8)):
+        launch = fresh_launch(dim)
+        assert launch is not None
+        yield f"fresh bf16 {dim} {group}", fresh_variant("bf16", dim, group, launch)
     yield "decode fp16 128 7 capped", decode_variant("fp16", 128, 7, cap=True)
     for dim in (64, 128, 256):
         yield f"decode fp32 {dim}", decode_variant("fp32", dim, 4)
@@ -143,6 +175,7 @@ def resources(compiled: Any) -> dict[str, int]:
         "shared": compiled.metadata.shared,
         "wgmma": ptx.count("wgmma.mma_async"),
         "wide_loads": ptx.count("cp.async.cg.shared.global"),
+        "tile_loads": ptx.count("cp.async.bulk.tensor"),
     }
 
 

@@ -136,7 +136,7 @@ def test_a_long_row_is_cut_into_pieces_and_joined() -> None:
     rows = [(1, 700), (1, 3)]
     case = case_of(rows, heads=4)
     metadata = case.kernel.plan(case.step(rows, range(2)))
-    assert (metadata.pieces[:, 0] == 0).sum() > 3, "the long row is in one piece"
+    assert (metadata.singles.pieces(0).table[:, 0] == 0).sum() > 3, "the long row is in one piece"
     for found, wanted in zip(case.run(rows), case.expected(rows), strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
     assert not case.kernel._arrivals.any(), "the next layer would join too early"

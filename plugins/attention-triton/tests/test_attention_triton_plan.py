@@ -52,7 +52,7 @@ def test_pieces_cover_every_token_of_a_decode_row_once(spec: KVSpec, seed: int) 
     starts = np.cumsum(counts) - counts
     covered: dict[int, int] = {}
     states: list[int] = []
-    for row, token, begin, end, low, pieces, base, which in plan.pieces.tolist():
+    for row, token, begin, end, low, pieces, base, which in plan.singles.pieces(0).table.tolist():
         if row < 0:
             continue
         assert token == starts[row] and low == first_seen(spec, int(lengths[row]))
@@ -68,7 +68,9 @@ def test_pieces_cover_every_token_of_a_decode_row_once(spec: KVSpec, seed: int) 
 def test_tiles_cover_every_query_of_a_prefill_row_once_per_key_head() -> None:
     counts, lengths = [70, 1, 5, 64], [70, 9, 500, 64]
     seen = np.zeros((2, sum(counts)), int)
-    for row, head, token, count, position in tiles_of(counts, lengths, 2, 32).tolist():
+    for row, head, token, count, position in tiles_of(
+        counts, lengths, 2, 32, np.array([0, 2, 3])
+    ).tolist():
         first = sum(counts[:row])
         assert first <= token and token + count <= first + counts[row] and 0 < count <= 32
         assert position == lengths[row] - counts[row] + token - first
@@ -77,7 +79,7 @@ def test_tiles_cover_every_query_of_a_prefill_row_once_per_key_head() -> None:
 
 
 def test_long_rows_and_late_queries_begin_first() -> None:
-    tiles = tiles_of([64, 96], [64, 96], 2, 32)
+    tiles = tiles_of([64, 96], [64, 96], 2, 32, np.arange(2))
     assert tiles[:, 0].tolist() == [1] * 6 + [0] * 4
     assert tiles[:3, 1].tolist() == [0, 0, 0], "a key head at a time"
     assert tiles[:3, 4].tolist() == [64, 32, 0]

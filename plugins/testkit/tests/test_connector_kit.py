@@ -42,7 +42,7 @@ class TestEveryOutcome(ConnectorKit):
         return {"script": Script(outcomes=("now", "later", "pending"), delay=3, holds=True)}
 
     @pytest.mark.accept
-    @pytest.mark.timeout(900)
+    @pytest.mark.timeout(1800)
     @pytest.mark.parametrize("kinds", ["full", "all that have hits"])
     def test_100000_random_operations_lose_no_block(
         self, make: Callable[..., ToyEngine], kinds: str

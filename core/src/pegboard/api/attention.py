@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import attrs
 
 from pegboard.api.descriptor import LazyRef, lazy_ref
+from pegboard.errors import PluginError
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,8 @@ __all__ = [
     "AttentionStep",
     "CrossInputs",
     "LatentInputs",
+    "PromptsKernel",
+    "WarmingKernel",
 ]
 
 
@@ -74,10 +77,18 @@ class AttentionBackend:
     rows: Literal["all", "prompts"] = "all"
     """``prompts``: it serves only rows with several query tokens, in steps that are not captured.
     The core gives it a step of those rows alone, and the others to the best backend that serves
-    all; neither may write the cache itself then (`fused_kv_write` is False). Its kernel may have a
-    method ``wants(query_len, kv_len) -> bool``, asked for each of these rows: those that it does
-    not want go to the other backend."""
+    all; neither may write the cache itself then (`fused_kv_write` is False). Its kernel is a
+    `PromptsKernel`."""
+    warms_up: bool = False
+    """Its kernel is a `WarmingKernel`."""
     priority: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        if self.rows == "prompts" and self.fused_kv_write:
+            raise PluginError(
+                f"attention backend {self.name!r}: rows='prompts' needs fused_kv_write=False, "
+                "for the other rows of a group are served by another backend"
+            )
 
     def claims(self) -> tuple[str, ...]:
         return ()
@@ -163,6 +174,12 @@ class AttentionStep:
     """int64 [T]: ``block id * block size + offset`` where each query token's key and value are
     stored; -1 for nowhere."""
     captured: bool = False
+    common_prefix: int = 0
+    """Leading tokens that all rows have in the same blocks, none of them a query token: a multiple
+    of the block size, and perhaps fewer than there are. Of a captured step, the most that a replay
+    can have."""
+    common_prefix_device: torch.Tensor | None = None
+    """int32 [1], the same on the device; None where there is never any."""
 
 
 @attrs.frozen(eq=False)
@@ -208,9 +225,23 @@ class AttentionKernel(Protocol):
         """Metadata of one step, handed back to every `forward` of the step."""
         ...
 
-    # A kernel may have ``warm_up(layer: AttentionLayer) -> None``, called once for each sort of
-    # layer before memory is measured: what is built at first use is built there.
-
     def forward(self, layer: Any, inputs: Any, kv: KVTensors, metadata: Any) -> torch.Tensor:
         """Store the new keys and values, attend; ``[T, heads, dim]`` in the dtype of the query."""
+        ...
+
+
+class PromptsKernel(AttentionKernel, Protocol):
+    """A kernel for rows with several query tokens."""
+
+    def wants(self, query_len: int, kv_len: int) -> bool:
+        """Whether such a row is worth its while; asked on the host for each of them in every step.
+        One that it does not want goes to the other backend."""
+        ...
+
+
+class WarmingKernel(AttentionKernel, Protocol):
+    """A kernel that builds something at first use."""
+
+    def warm_up(self, layer: AttentionLayer) -> None:
+        """Build it. Called once for each sort of layer, before memory is measured."""
         ...

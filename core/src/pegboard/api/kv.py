@@ -37,6 +37,7 @@ from pegboard.api.kv_specs import (
     SlidingWindowSpec,
     StateMode,
     StateTensor,
+    kv_heads_on_rank,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ITEM_BYTES",
+    "STRIDED_LAYOUTS",
     "ChunkedLocalSpec",
     "CrossAttentionSpec",
     "EncoderOnlySpec",
@@ -59,6 +61,7 @@ __all__ = [
     "SlidingWindowSpec",
     "StateMode",
     "StateTensor",
+    "kv_heads_on_rank",
 ]
 
 _PAGE_ALIGNMENT = 64
@@ -121,6 +124,17 @@ class KVLayout:
         return shape
 
 
+STRIDED_LAYOUTS = (
+    KVLayout("block-kv-head-token-dim", ("block", "kv", "head", "token", "dim")),
+    KVLayout("block-kv-token-head-dim", ("block", "kv", "token", "head", "dim")),
+    KVLayout("kv-block-head-token-dim", ("kv", "block", "head", "token", "dim")),
+    KVLayout("kv-block-token-head-dim", ("kv", "block", "token", "head", "dim")),
+)
+"""What a kernel can offer that finds keys and values by strides, in an order that serves it: in the
+first two a page is one run of bytes, so groups of any kind share memory; in the first, the tokens
+of a block that a program reads follow one another."""
+
+
 @attrs.frozen
 class KVCacheConfig:
     """The decided cache: groups and how many blocks the pool has, block 0 (the null block)
@@ -169,6 +183,12 @@ class KVTensors:
     """Axes as `layout` says; of recurrent state: uint8 ``[blocks, page bytes]``."""
     states: Mapping[str, torch.Tensor] = attrs.field(factory=dict)
     """Of recurrent state: by name, ``[blocks, *shape]``, views of `data`."""
+
+    def strides(self, *axes: str) -> tuple[int, ...]:
+        """Elements from one place to the next along each of `axes` of the layout, for kernels that
+        find keys and values by them."""
+        order = self.layout.axes
+        return tuple(self.data.stride(order.index(axis)) for axis in axes)
 
     def page(self, block: int) -> torch.Tensor:
         """A view of one block: the axes of `layout` without ``block``, or the bytes of a state."""

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, TypeVar
 
 import attrs
 
-from pegboard.errors import PluginError
+from pegboard.errors import ConfigError, PluginError, UnsupportedError
 
 __all__ = [
     "ITEM_BYTES",
@@ -26,6 +26,7 @@ __all__ = [
     "SlidingWindowSpec",
     "StateMode",
     "StateTensor",
+    "kv_heads_on_rank",
 ]
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
@@ -44,6 +45,17 @@ _S = TypeVar("_S", bound="_Attention")
 def _blocks_touched(tokens: int, block_size: int) -> int:
     """Most blocks that `tokens` tokens in a row lie in, wherever they begin."""
     return 0 if tokens <= 0 else (tokens + block_size - 2) // block_size + 1
+
+
+def kv_heads_on_rank(kv_heads: int, world: int) -> int:
+    """Key and value heads that each of `world` ranks holds; with fewer heads than ranks, several
+    ranks hold the same one. Raises `ConfigError` if neither number divides the other."""
+    if kv_heads % world and world % kv_heads:
+        raise ConfigError(
+            f"{kv_heads} key and value heads cannot be divided among {world} ranks; "
+            "tensor_parallel_size must divide them, or be a multiple of them"
+        )
+    return max(kv_heads // world, 1)
 
 
 def _positive(spec: object, field: attrs.Attribute[int], value: int) -> None:
@@ -68,6 +80,10 @@ class _Attention:
     def with_dtype(self: _S, dtype: str) -> _S:
         """The specification with ``"auto"`` replaced by `dtype`."""
         return attrs.evolve(self, dtype=dtype) if self.dtype == "auto" else self
+
+    def on_rank(self: _S, world: int) -> _S:
+        """What one of `world` ranks keeps. Raises `ConfigError` if heads cannot be divided."""
+        return attrs.evolve(self, kv_heads=kv_heads_on_rank(self.kv_heads, world))
 
     def token_bytes(self) -> int:
         """Bytes that one token takes in one slot."""
@@ -144,6 +160,10 @@ class LatentSpec:
     def with_dtype(self, dtype: str) -> LatentSpec:
         """The specification with ``"auto"`` replaced by `dtype`."""
         return attrs.evolve(self, dtype=dtype) if self.dtype == "auto" else self
+
+    def on_rank(self, world: int) -> LatentSpec:
+        """The same: every rank keeps the whole vector."""
+        return self
 
     def token_bytes(self) -> int:
         """Bytes that one token takes in one slot."""
@@ -235,6 +255,10 @@ class RecurrentSpec:
     def dtype(self) -> str:
         """Of the first state tensor."""
         return self.states[0].dtype
+
+    def on_rank(self, world: int) -> RecurrentSpec:
+        """Refused: states are not divided."""
+        raise UnsupportedError(f"recurrent states are not divided among {world} ranks")
 
     def with_dtype(self, dtype: str) -> RecurrentSpec:
         """The specification with ``"auto"`` replaced by `dtype` in every state tensor."""

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from pegboard.api.descriptor import LazyRef, lazy_ref
-from pegboard.api.kv import KVSlot
 
 if TYPE_CHECKING:
     import torch
 
     from pegboard.api.attention import AttentionKernel
-    from pegboard.api.kv import KVTensors
+    from pegboard.api.kv import KVSlot, KVTensors
+    from pegboard.api.platform import Communication
     from pegboard.api.quant import LayerMethod, LayerSpec, SourceTensor
 
 __all__ = [
@@ -174,6 +174,8 @@ class Parallel:
 
     rank: int = 0
     world: int = 1
+    comm: Communication | None = attrs.field(default=None, eq=False, repr=False)
+    """How ranks reach one another; None with one rank."""
 
 
 @attrs.frozen(eq=False)

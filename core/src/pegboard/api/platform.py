@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "Communication",
     "Device",
     "DeviceRuntime",
     "Execution",
@@ -159,12 +160,51 @@ class Immediate:
         raise UnsupportedError("this device records no work")
 
 
+class Communication(Protocol):
+    """Collective operations among the ranks of one engine, each on a device of its own.
+
+    Every rank calls the same ones in the same order, with tensors of the same shape and dtype that
+    lie on its device. They take their place in the order of the device's other work, and may be
+    recorded with it where `Execution.records`. A rank that never comes lets the others wait; to end
+    them is the business of whoever started them.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        ...
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, the same bits on each of them; may be written into `x`."""
+        ...
+
+    def all_gather(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+        """The tensors of all ranks joined along `axis`, in the order of the ranks."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the connections; the other ranks may be gone already."""
+        ...
+
+
 class DeviceRuntime(Protocol):
     """One opened device, held by one worker."""
 
     device: Device
     memory: Memory
     execution: Execution
+
+    def communicate(self, rank: int, world: int, address: str) -> Communication:
+        """Join `world` ranks, of which this is number `rank`; returns when all have come.
+
+        `address` is the path of a file that all ranks can reach and that nobody else uses; it need
+        not exist. Called at most once, before memory is asked about: ranks that share a memory
+        share it out from then on. Raises `UnsupportedError` where the platform serves one rank.
+        """
+        ...
 
     def facts(self) -> dict[str, Any]:
         """Name, cores, capabilities: plain values for the banner, the bug report and op

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import attrs
 
 from pegboard.api.descriptor import LazyRef, lazy_ref
+from pegboard.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -95,6 +96,8 @@ class LayerSpec:
     role: ParallelRole = "replicated"
     rank: int = 0
     world: int = 1
+    copies: tuple[int, ...] = ()
+    """Per part, how many neighbouring ranks hold the same share of it; empty: one each."""
     experts: int = 0
     """How many experts the layer holds; 0 for a layer of another kind."""
     activation: str = ""
@@ -104,6 +107,23 @@ class LayerSpec:
     sources: tuple[tuple[SourceTensor, ...], ...] = ()
     """Per part, every stored tensor of that part, e.g. weight and scale. Empty when weights are
     not loaded."""
+
+    def outputs(self, part: int) -> int:
+        """Output features (rows of an embedding) of a part on this rank. Raises `ConfigError` if
+        they cannot be divided."""
+        whole = ParamSpec("weight", (self.part_sizes[part],), "", 0)
+        if self.role not in ("column", "vocab"):
+            return self.part_sizes[part]
+        start, stop = self.shared(part, whole).span(self.rank, self.world)
+        return stop - start
+
+    def shared(self, part: int, spec: ParamSpec) -> ParamSpec:
+        """`spec`, which a method declares for a part, with what this layer knows of how its shares
+        fall to the ranks."""
+        if spec.shard_axis is None or self.world == 1:
+            return spec
+        copies = self.copies[part] if self.copies else 1
+        return attrs.evolve(spec, copies=copies, uneven=self.role == "vocab")
 
 
 @attrs.frozen
@@ -119,9 +139,32 @@ class ParamSpec:
     shard_axis: int | None = None
     granule: int = 1
     """A shard starts and ends at a multiple of this many elements of `shard_axis`."""
+    copies: int = 1
+    """How many neighbouring ranks hold the same shard. The layer says so (`LayerSpec.shared`), not
+    the method."""
+    uneven: bool = False
+    """Shards may differ by one granule, the larger ones first. Said by the layer, too."""
     stacked: bool = False
     """Axis 0 counts experts. A checkpoint has one tensor of this shape, or one for each expert
     without that axis, which the loader puts in its place."""
+
+    def span(self, rank: int, world: int) -> tuple[int, int]:
+        """``(start, stop)`` of what a rank holds of `shard_axis`, of axis 0 if every rank holds
+        everything. Raises `ConfigError` if the axis cannot be divided."""
+        axis = self.shard_axis
+        if axis is None or world == 1:
+            return 0, self.shape[axis or 0] if self.shape else 1
+        size, holders = self.shape[axis], world // self.copies
+        share, rest = divmod(-(-size // self.granule), holders)
+        if share == 0 or ((rest or size % self.granule) and not self.uneven):
+            raise ConfigError(
+                f"axis {axis} of size {size}, in units of {self.granule}, cannot be divided among "
+                f"{holders} ranks"
+            )
+        place = rank // self.copies
+        borders = (n * share + min(n, rest) for n in (place, place + 1))
+        start, stop = (min(border * self.granule, size) for border in borders)
+        return start, stop
 
 
 class LinearMethod(Protocol):

@@ -6,7 +6,6 @@ an unknown key is refused with the nearest known one, a bad value with what is a
 
 from __future__ import annotations
 
-import difflib
 import json
 import reprlib
 from collections.abc import Iterable, Mapping
@@ -33,11 +32,13 @@ def check_keys(
     where: str, given: Mapping[str, Any], known: list[str], required: Iterable[str] = ()
 ) -> None:
     """Raise `ConfigError` for a key that is not known, or a required one that is missing."""
+    from difflib import get_close_matches  # only errors need it, and start-up must be quick
+
     names = ", ".join(known)
     for key in given:
         if key in known:
             continue
-        near = difflib.get_close_matches(str(key), known, n=1)
+        near = get_close_matches(str(key), known, n=1)
         if near:
             raise ConfigError(
                 f"{where}: key {key!r} is not one of {names} (did you mean {near[0]!r}?)"

@@ -83,7 +83,8 @@ class StepPlan(msgspec.Struct):
     """The runner forgets all slots first; `new_rows` then holds every running request."""
     copies: list[BlockCopy] = msgspec.field(default_factory=list)
     common_prefix: list[int] = msgspec.field(default_factory=list)
-    """Per group, leading blocks that all rows share."""
+    """Per group, leading blocks that all rows share, of tokens computed before this step; may be
+    fewer than there are. Empty if there are none."""
     draft_counts: list[int] = msgspec.field(default_factory=list)
     """Per row, draft tokens among `counts`; empty without speculation."""
     dummy: bool = False

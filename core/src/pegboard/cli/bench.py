@@ -15,6 +15,7 @@ from pegboard.cli.options import (
     BackendOption,
     EventsOption,
     PlatformOption,
+    RanksOption,
     TransferOption,
     engine_options,
     loading_bar,
@@ -45,6 +46,7 @@ def latency(
     ] = None,
     platform: PlatformOption = None,
     attention_backend: BackendOption = None,
+    tensor_parallel_size: RanksOption = None,
     kv_events_config: EventsOption = None,
     kv_transfer_config: TransferOption = None,
     option: Annotated[
@@ -68,6 +70,7 @@ def latency(
         "dtype": dtype,
         "platform": platform,
         "attention_backend": attention_backend,
+        "tensor_parallel_size": tensor_parallel_size,
         "kv_events_config": kv_events_config,
         "kv_transfer_config": kv_transfer_config,
     }

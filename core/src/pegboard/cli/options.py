@@ -20,6 +20,7 @@ __all__ = [
     "EventsOption",
     "LoadingBar",
     "PlatformOption",
+    "RanksOption",
     "TransferOption",
     "engine_options",
     "loading_bar",
@@ -30,6 +31,9 @@ PlatformOption = Annotated[
 ]
 BackendOption = Annotated[
     str | None, typer.Option(help="Default: the best one that serves the model.")
+]
+RanksOption = Annotated[
+    int | None, typer.Option(help="Devices that share every layer out among them. Default: 1.")
 ]
 EventsOption = Annotated[
     str | None,

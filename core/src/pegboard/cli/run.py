@@ -14,6 +14,7 @@ from pegboard.cli.options import (
     BackendOption,
     EventsOption,
     PlatformOption,
+    RanksOption,
     TransferOption,
     engine_options,
     loading_bar,
@@ -52,6 +53,7 @@ def run(
     ] = None,
     platform: PlatformOption = None,
     attention_backend: BackendOption = None,
+    tensor_parallel_size: RanksOption = None,
     kv_events_config: EventsOption = None,
     kv_transfer_config: TransferOption = None,
     option: Annotated[
@@ -81,6 +83,7 @@ def run(
         "max_model_len": max_model_len,
         "platform": platform,
         "attention_backend": attention_backend,
+        "tensor_parallel_size": tensor_parallel_size,
         "kv_events_config": kv_events_config,
         "kv_transfer_config": kv_transfer_config,
     }

@@ -32,6 +32,8 @@ POLICIES = ("fcfs", "priority", "lpm")
 MOST_SEQS = 1 << 16
 MOST_BATCHED_TOKENS = 1 << 24
 """Tables of these lengths are allocated at the start; beyond these bounds a number is a slip."""
+MOST_RANKS = 64
+"""Of tensor parallelism: more devices than a host has."""
 
 _UNCHUNKED = "while enable_chunked_prefill is False, since prompts then run whole"
 
@@ -188,6 +190,9 @@ class EngineConfig:
     """Share of the blocks kept free when a waiting request is admitted."""
     async_scheduling: bool | None = attrs.field(default=None, validator=_boolean_or_none)
     """Plan a step while the one before it runs. None: where the executor can."""
+    tensor_parallel_size: int = attrs.field(default=1, validator=_integer(1, most=MOST_RANKS))
+    """Ranks that share every layer out among them, each with a device of this host and a process
+    of its own."""
     enforce_eager: bool = attrs.field(default=False, validator=_boolean)
     """Record no steps, where the device can: each operation is submitted by itself."""
     seed: int = attrs.field(default=0, validator=_integer(0))
@@ -226,6 +231,12 @@ class EngineConfig:
                 "True while kv_events_config enables events, for they tell what the cache holds",
             )
         self._check_prefills()
+        if self.tensor_parallel_size > 1 and self.kv_transfer_config is not None:
+            raise _reject(
+                "tensor_parallel_size",
+                self.tensor_parallel_size,
+                "1 beside kv_transfer_config, for connectors reach the cache of one rank",
+            )
         if self.skip_tokenizer_init and self.tokenizer is not None:
             raise _reject("tokenizer", self.tokenizer, "None while skip_tokenizer_init is True")
         if self.scheduling_policy == "lpm" and not self.enable_prefix_caching:

@@ -23,6 +23,7 @@ from pegboard.config.bounds import check_layer_counts, check_sizes
 from pegboard.config.engine import DTYPES, FP8, EngineConfig
 from pegboard.config.facts import check_facts
 from pegboard.config.generation import sampling_defaults, token_ids, united_ids
+from pegboard.config.ranks import check_ranks
 from pegboard.config.sources import open_checkpoint
 from pegboard.errors import CheckpointError, ConfigError, UnsupportedError
 from pegboard.weights.header import STORED_DTYPES
@@ -53,7 +54,7 @@ class ResolvedModel:
     family: ModelFamily
     family_config: FamilyConfig = attrs.field(repr=False)
     facts: ModelFacts = attrs.field(repr=False)
-    """With the dtype of every KV slot decided."""
+    """With the dtype of every KV slot decided; of several ranks, with the slots of one."""
     dtype: str
     """Compute dtype by torch name."""
     max_model_len: int
@@ -62,7 +63,7 @@ class ResolvedModel:
     eos_token_ids: tuple[int, ...]
     """Of configuration, generation configuration and tokeniser together."""
     weight_bytes: int
-    """Estimate of what the weights take on the device."""
+    """Estimate of what the weights take on the device, or on that of each rank."""
     quantised: bool
     """The configuration names a quantisation, or weights are stored in block types."""
     tokenizer: TokenizerSpec | None = attrs.field(repr=False)
@@ -74,13 +75,13 @@ class ResolvedModel:
 
         Raises `ConfigError` if ``config.dtype`` is not among them.
         """
-        stored = self.family_config.facts
+        stored, tensors = self.family_config.facts, self.checkpoint.tensors.values()
         dtype = choose_dtype(config.dtype, stored.stored_dtype, self.quantised, supported)
         return attrs.evolve(
             self,
             dtype=dtype,
             facts=apply_cache_settings(stored, config, dtype, self.max_model_len),
-            weight_bytes=estimate_weight_bytes(self.checkpoint.tensors.values(), dtype),
+            weight_bytes=estimate_weight_bytes(tensors, dtype) // config.tensor_parallel_size,
         )
 
 
@@ -116,6 +117,7 @@ def _understand(
     family_config = _family_config(family, architecture, checkpoint)
     facts = family_config.facts
     check_facts(family.name, facts)
+    check_ranks(config.tensor_parallel_size, family, facts)
     check_sizes(checkpoint, facts)
     quantised = _is_quantised(checkpoint)
     dtype = choose_dtype(config.dtype, facts.stored_dtype, quantised, supported)
@@ -134,7 +136,7 @@ def _understand(
             checkpoint.generation_defaults, f"{checkpoint.path}: generation defaults"
         ),
         eos_token_ids=_eos_ids(checkpoint, facts, tokenizer),
-        weight_bytes=estimate_weight_bytes(tensors.values(), dtype),
+        weight_bytes=estimate_weight_bytes(tensors.values(), dtype) // config.tensor_parallel_size,
         quantised=quantised,
         tokenizer=tokenizer,
         tokenizer_problem=problem,
@@ -266,7 +268,8 @@ def apply_cache_settings(
     facts: ModelFacts, config: EngineConfig, dtype: str, max_model_len: int
 ) -> ModelFacts:
     """`facts` with ``"auto"`` in KV slots replaced by the cache dtype, with the mode of states that
-    the settings ask for, and with full attention where a window or chunk holds the whole context.
+    the settings ask for, with full attention where a window or chunk holds the whole context, and
+    with the share of one rank where there are several.
     """
     cache_dtype = _cache_dtype(config, dtype)
     state_dtype = dtype if cache_dtype == FP8 else cache_dtype
@@ -289,6 +292,8 @@ def _slot(
         if reach >= max_model_len:  # nothing ever leaves it: one kind of group less to plan for
             heads, size, own = spec.kv_heads, spec.head_size, spec.value_head_size
             spec = FullAttentionSpec(heads, size, spec.dtype, own)
+    if config.tensor_parallel_size > 1:
+        spec = spec.on_rank(config.tensor_parallel_size)
     return attrs.evolve(slot, spec=spec)
 
 

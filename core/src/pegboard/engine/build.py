@@ -40,6 +40,7 @@ __all__ = ["BuiltEngine", "build_core", "build_engine"]
 
 LOCAL_EXECUTOR = LazyRef("pegboard.runner.local:LocalExecutor")
 """Imported late: it is what brings torch in."""
+RANKS_EXECUTOR = LazyRef("pegboard.runner.ranks:RanksExecutor")
 
 
 @attrs.frozen
@@ -63,7 +64,8 @@ def build_engine(
 ) -> BuiltEngine:
     """Discover, resolve, load, size, warm up.
 
-    `progress` is called with (bytes loaded, bytes in all) while weights stream in. Errors:
+    `progress` is called with (bytes loaded, bytes in all) while weights stream in. With several
+    ranks each discovers plugins anew, whatever `board` is. Errors:
     `ConfigError`,
     `CheckpointError`, `UnsupportedError`, `MissingPluginError`, `SelectionError`, `ResourceError`.
     """
@@ -80,7 +82,8 @@ def build_engine(
     with ExitStack() as undo:
         events = open_sink(board, config.kv_events_config)  # bad options show before the weights
         undo.callback(events.close)
-        executor = LOCAL_EXECUTOR.load()(board, config, model, progress=progress)
+        chosen = LOCAL_EXECUTOR if config.tensor_parallel_size == 1 else RANKS_EXECUTOR
+        executor = chosen.load()(board, config, model, progress=progress)
         undo.callback(executor.close)
         core, cache = build_core(config, executor, model.max_model_len, board, events)
         undo.callback(core.close)

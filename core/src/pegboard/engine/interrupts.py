@@ -39,10 +39,10 @@ _SIGNALS = tuple(int(getattr(signal, f"SIG{n}")) for n in _NAMES if hasattr(sign
 class InterruptShield:
     """A context in which signal handlers written in Python wait until the context is left.
 
-    Those of the usual signals (`_SIGNALS`), that is. They reach the main thread only; on any other this does nothing. Inside, ``with
-    shield.opened:`` lets them run, at once what waits and then what comes, for work that may be
-    given up anywhere. What a handler raises there is known by `caused`. Reentrant. Costs a few
-    microseconds.
+    Those of the usual signals (`_SIGNALS`), that is. They reach the main thread only; on any other
+    this does nothing. Inside, ``with shield.opened:`` lets them run, at once what waits and then
+    what comes, for work that may be given up anywhere. What a handler raises there is known by
+    `caused`. Reentrant. Costs two system calls per signal that is handled.
 
     Where a handler that does raise comes between two of the steps below, a wrapper may stay
     installed; outside of the context it only calls what it wraps.

@@ -1,7 +1,8 @@
 """What model families are built from: layers with weights, blocks, and the table of named ops.
 
 Names are imported when they are first used, so that a family's configuration reader can take the
-torch-free ones (`ConfigReader`, `RopeConfig`, `read_rope`) in processes that hold no tensors.
+torch-free ones (`ConfigReader`, `RopeConfig`, `read_rope`, `RecurrentShape`, `attention_size`,
+`window_slots`, `decoder_facts`) in processes that hold no tensors.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     )
     from pegboard.nn.cache_rules import cache_scale_rules
     from pegboard.nn.config import HF_HARMLESS, HF_HARMLESS_PREFIXES, ConfigReader
+    from pegboard.nn.decoder_config import attention_size, decoder_facts, window_slots
     from pegboard.nn.layers import Embedding, Head, Linear, RMSNorm
     from pegboard.nn.moe import Experts, MoE
     from pegboard.nn.ops import OPS, Op
@@ -61,9 +63,12 @@ __all__ = [
     "Rope",
     "RopeConfig",
     "Weighted",
+    "attention_size",
     "cache_scale_rules",
+    "decoder_facts",
     "plain_method",
     "read_rope",
+    "window_slots",
 ]
 
 _HOMES = {
@@ -95,9 +100,12 @@ _HOMES = {
     "Rope": "rope",
     "RopeConfig": "rope_config",
     "Weighted": "weighted",
+    "attention_size": "decoder_config",
     "cache_scale_rules": "cache_rules",
+    "decoder_facts": "decoder_config",
     "plain_method": "plain",
     "read_rope": "rope_config",
+    "window_slots": "decoder_config",
 }
 
 

@@ -8,7 +8,9 @@ import attrs
 import torch
 
 from pegboard.api.attention import AttentionInputs
+from pegboard.api.kv import kv_heads_on_rank
 from pegboard.api.model import Batch, BuildContext
+from pegboard.errors import ConfigError
 from pegboard.nn.attention import Attention
 from pegboard.nn.layers import Linear, RMSNorm
 from pegboard.nn.rope import Rope
@@ -35,6 +37,16 @@ class AttentionShape:
     """Each head of q and k passes an RMS norm (`RMSNorm`, wide) with this epsilon before it is
     rotated; None for no norms."""
 
+    def on_rank(self, world: int) -> AttentionShape:
+        """The share of one of `world` ranks. Raises `ConfigError` if heads cannot be divided."""
+        heads, rest = divmod(self.heads, world)
+        if rest:
+            raise ConfigError(
+                f"{self.heads} attention heads cannot be divided among {world} ranks; "
+                "tensor_parallel_size must divide them"
+            )
+        return attrs.evolve(self, heads=heads, kv_heads=kv_heads_on_rank(self.kv_heads, world))
+
 
 class AttentionBlock(torch.nn.Module):
     """Causal self-attention with rotary positions: ``x [T, hidden] -> [T, hidden]``.
@@ -48,7 +60,9 @@ class AttentionBlock(torch.nn.Module):
         self, ctx: BuildContext, prefix: str, shape: AttentionShape, rope: Rope, slot_key: str
     ) -> None:
         super().__init__()
-        self.shape = shape
+        world = ctx.parallel.world
+        self.shape = own = shape.on_rank(world)
+        copies = own.kv_heads * world // shape.kv_heads
         width, kv_width = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
         self.qkv = Linear(
             ctx,
@@ -57,6 +71,7 @@ class AttentionBlock(torch.nn.Module):
             (width, kv_width, kv_width),
             "column",
             bias=shape.bias,
+            copies=(1, copies, copies),
         )
         self.q_norm = _head_norm(ctx, f"{prefix}.q_norm", shape)
         self.k_norm = _head_norm(ctx, f"{prefix}.k_norm", shape)
@@ -64,8 +79,8 @@ class AttentionBlock(torch.nn.Module):
         self.attention = Attention(
             ctx,
             slot_key,
-            shape.heads,
-            shape.kv_heads,
+            own.heads,
+            own.kv_heads,
             shape.head_size,
             shape.scale,
             shape.soft_cap,

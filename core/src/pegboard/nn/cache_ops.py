@@ -32,8 +32,8 @@ def store_kv(
     """Write ``key`` and ``value [T, kv heads, dim]`` to the places ``slots int64 [T]`` of a cache.
 
     A place is ``block * block size + offset``, -1 for nowhere. Values take the dtype of the cache.
-    Those of a cache of 8-bit floats are divided by `scales` first (None: by 1), in float32, and
-    what is beyond ±448 then becomes that; other caches hold them as they are, with scales or
+    Those of a cache of 8-bit floats are multiplied with the reciprocals of `scales` first (None: of
+    1), in float32, and what is beyond ±448 then becomes that; other caches hold them as they are, with scales or
     without.
     """
     pages = paged_view(kv)
@@ -49,7 +49,7 @@ def _rounded(values: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | Non
     """`values` as a cache of this dtype holds them."""
     if dtype != torch.float8_e4m3fn:
         return values.to(dtype)
-    wide = values.float() if scale is None else values.float() / scale
+    wide = values.float() if scale is None else values.float() * scale.reciprocal()
     return wide.clamp(-LARGEST_FP8, LARGEST_FP8).to(dtype)
 
 

@@ -9,8 +9,8 @@ import torch
 
 from pegboard.api.model import Batch, BuildContext
 from pegboard.api.quant import LayerKind, LayerSpec, LinearMethod, ParallelRole, ParamSpec
-from pegboard.errors import UnsupportedError
 from pegboard.nn.plain import shard_axis
+from pegboard.nn.vocabulary import SharedRows
 from pegboard.nn.weighted import Weighted, dtype_name
 
 __all__ = ["Embedding", "Head", "Linear", "RMSNorm", "layer_spec"]
@@ -24,10 +24,6 @@ def layer_spec(
     **more: Any,
 ) -> LayerSpec:
     """The specification of one layer; `sizes` are in_features and the part size or sizes."""
-    if ctx.parallel.world > 1:
-        raise UnsupportedError(
-            f"{prefix}: tensor parallelism over {ctx.parallel.world} ranks is not supported yet"
-        )
     parts = (sizes[1],) if isinstance(sizes[1], int) else tuple(sizes[1])
     return LayerSpec(
         prefix,
@@ -50,8 +46,12 @@ class _Owned(Weighted):
         self.method = cast("LinearMethod", ctx.method(layer))
 
     def wanted(self) -> tuple[tuple[int, ParamSpec], ...]:
-        parts = range(len(self.layer.part_sizes))
-        return tuple((part, spec) for part in parts for spec in self.method.parameters(part))
+        layer = self.layer
+        return tuple(
+            (part, layer.shared(part, spec))
+            for part in range(len(layer.part_sizes))
+            for spec in self.method.parameters(part)
+        )
 
     def take(self, loaded: Mapping[str, Sequence[torch.Tensor]]) -> None:
         self.runtime = dict(self.method.finalise(loaded, self.runtime or None))
@@ -61,7 +61,9 @@ class Linear(_Owned):
     """``x [T, in_features] -> [T, sum(parts)]``: products of several stored matrices in one, e.g.
     q, k and v.
 
-    `role` says how tensor parallelism splits it: ``column`` by outputs, ``row`` by inputs.
+    `role` says how tensor parallelism splits it: ``column`` by outputs, of which each rank gets its
+    share of every part, ``row`` by inputs, of which each rank brings its share and gets the whole
+    sum. `copies`, as `LayerSpec.copies`.
     """
 
     def __init__(
@@ -73,8 +75,11 @@ class Linear(_Owned):
         role: ParallelRole = "replicated",
         *,
         bias: bool = False,
+        copies: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(ctx, layer_spec(ctx, prefix, "linear", (in_features, parts), role=role))
+        sizes = (in_features, parts)
+        super().__init__(ctx, layer_spec(ctx, prefix, "linear", sizes, role=role, copies=copies))
+        self._comm = ctx.parallel.comm if role == "row" else None
         self.bias: torch.Tensor | None = None
         self._bias_dtype = dtype_name(ctx.dtype) if bias else None
 
@@ -83,7 +88,7 @@ class Linear(_Owned):
             return super().wanted()
         axis = 0 if shard_axis(self.layer.role) == 0 else None
         biases = tuple(
-            (part, ParamSpec("bias", (size,), self._bias_dtype, axis))
+            (part, self.layer.shared(part, ParamSpec("bias", (size,), self._bias_dtype, axis)))
             for part, size in enumerate(self.layer.part_sizes)
         )
         return super().wanted() + biases
@@ -100,6 +105,8 @@ class Linear(_Owned):
 
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         y = self.method.apply(self.runtime, x)
+        if self._comm is not None:
+            y = self._comm.all_reduce(y)
         return y if self.bias is None else y.add_(self.bias)
 
     def runtime_bytes(self) -> int:
@@ -126,12 +133,13 @@ class Embedding(_Owned):
         sizes = (hidden_size, vocab_size)
         super().__init__(ctx, layer_spec(ctx, prefix, "embedding", sizes, role="vocab", tied=tied))
         self.scale = None if scale is None else torch.tensor(scale).to(ctx.dtype).item()
+        self.rows = SharedRows.of(ctx, self.wanted())
 
     def forward(self, ids: torch.Tensor, batch: Batch) -> torch.Tensor:
         """The batch's own embeddings where it brings them, else those of `ids`."""
         if batch.embeddings is not None:
             return batch.embeddings
-        found = self.method.lookup(self.runtime, ids)
+        found = self.rows.lookup(lambda own: self.method.lookup(self.runtime, own), ids)
         return found if self.scale is None else found * self.scale
 
 
@@ -156,9 +164,10 @@ class Head(_Owned):
         if tied is None:
             sizes = (hidden_size, vocab_size)
             super().__init__(ctx, layer_spec(ctx, prefix, "head", sizes, role="vocab"))
+            self.rows = SharedRows.of(ctx, super().wanted())
         else:
             Weighted.__init__(self, prefix)
-            self.layer, self.method = tied.layer, tied.method
+            self.layer, self.method, self.rows = tied.layer, tied.method, tied.rows
         self.tied = tied
         self.soft_cap = soft_cap
         self._bound = ctx.ops["soft_cap"]
@@ -168,7 +177,7 @@ class Head(_Owned):
 
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         owner = self.tied if self.tied is not None else self
-        logits = self.method.apply(owner.runtime, x)
+        logits = self.rows.join(self.method.apply(owner.runtime, x))
         if self.soft_cap is not None:
             logits = self._bound(logits, self.soft_cap)
         return logits

@@ -11,6 +11,7 @@ from pegboard.api.model import Batch, BuildContext
 from pegboard.api.quant import ExpertsMethod, ParamSpec
 from pegboard.nn.blocks import GatedMLP
 from pegboard.nn.layers import Linear, layer_spec
+from pegboard.nn.plain import PlainMethod
 from pegboard.nn.weighted import Weighted
 
 __all__ = ["Experts", "MoE"]
@@ -19,7 +20,8 @@ PARTS = 3
 
 
 class Experts(Weighted):
-    """The weights of all experts of one mixture, with the parts gate, up and down."""
+    """The weights of all experts of one mixture, with the parts gate, up and down. Of several
+    ranks, each holds a share of the inner size of every expert."""
 
     def __init__(
         self,
@@ -41,10 +43,15 @@ class Experts(Weighted):
         )
         self.method = cast("ExpertsMethod", ctx.method(self.layer))
         self._places: dict[str, Any] = {}
+        self._comm = ctx.parallel.comm
 
     def wanted(self) -> tuple[tuple[int, ParamSpec], ...]:
-        parts = range(PARTS)
-        return tuple((part, spec) for part in parts for spec in self.method.parameters(part))
+        layer, parts = self.layer, range(PARTS)
+        return tuple(
+            (part, layer.shared(part, spec))
+            for part in parts
+            for spec in self.method.parameters(part)
+        )
 
     def place(self, part: int, name: str, device: torch.device) -> torch.Tensor | None:
         if not self._places:
@@ -60,7 +67,8 @@ class Experts(Weighted):
         self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, batch: Batch
     ) -> torch.Tensor:
         """``x [T, hidden] -> [T, hidden]``; ``weights, ids [T, k]`` as `moe_route` gives them."""
-        return self.method.apply(self.runtime, x, weights, ids)
+        mixed = self.method.apply(self.runtime, x, weights, ids)
+        return mixed if self._comm is None else self._comm.all_reduce(mixed)
 
 
 class MoE(torch.nn.Module):
@@ -97,6 +105,8 @@ class MoE(torch.nn.Module):
             ctx, f"{prefix}.experts", hidden_size, inner_size, experts, activation
         )
         self._route = ctx.ops["moe_route"]
+        plain_router = isinstance(self.router.method, PlainMethod)
+        self._gate = ctx.ops.widest("moe_gate") if plain_router else None
         self.shared: GatedMLP | None = None
         self.shared_gate: Linear | None = None
         if shared_size:
@@ -106,7 +116,7 @@ class MoE(torch.nn.Module):
             self.shared_gate = Linear(ctx, f"{prefix}.shared_gate", hidden_size, (1,))
 
     def forward(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        weights, ids = self._route(self.router(x, batch).float(), self.top_k, self.renormalise)
+        weights, ids = self._routed(x, batch)
         tap = batch.taps.get("routed_experts")
         if tap is not None:
             tap[self.layer, : ids.shape[0]].copy_(ids)
@@ -116,3 +126,13 @@ class MoE(torch.nn.Module):
         gate = torch.sigmoid(self.shared_gate(x, batch))
         both: torch.Tensor = mixed + gate * self.shared(x, batch)
         return both
+
+    def _routed(self, x: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights and ids of each token's experts, ``[T, k]``."""
+        if self._gate is not None:
+            weight = self.router.runtime["weight"]
+            routed = self._gate(x, weight, self.top_k, self.renormalise)
+        else:
+            routed = self._route(self.router(x, batch), self.top_k, self.renormalise)
+        weights, ids = routed
+        return weights, ids

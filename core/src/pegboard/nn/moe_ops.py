@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["moe_experts", "moe_route"]
+__all__ = ["moe_experts", "moe_gate", "moe_route"]
 
 
 def moe_route(
@@ -24,6 +24,19 @@ def moe_route(
     if renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
     return weights.contiguous(), ids.to(torch.int32)
+
+
+def moe_gate(
+    x: torch.Tensor, weight: torch.Tensor, top_k: int, renormalise: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `top_k` likeliest of E experts by a router: ``x [T, H]``, ``weight [E, H]`` -> ``weights
+    float32 [T, k]``, ``ids int32 [T, k]``.
+
+    Joins `linear` and `moe_route`: the logits are rounded to the dtype of `x`.
+    """
+    from pegboard.nn.ops import linear
+
+    return moe_route(linear(x, weight), top_k, renormalise)
 
 
 def moe_experts(

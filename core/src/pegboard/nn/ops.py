@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from pegboard.nn.cache_ops import qk_norm_rope_store, store_kv
-from pegboard.nn.moe_ops import moe_experts, moe_route
+from pegboard.nn.moe_ops import moe_experts, moe_gate, moe_route
 from pegboard.nn.step_ops import decode_inputs
 from pegboard.sampling.choose import choose
 
@@ -29,6 +29,7 @@ __all__ = [
     "gelu_tanh_mul",
     "linear",
     "moe_experts",
+    "moe_gate",
     "moe_route",
     "qk_norm_rope_store",
     "rms_norm",
@@ -139,6 +140,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
             Op("decode_inputs", decode_inputs, _ROUNDING),
             Op("linear", linear, _ROUNDING),
             Op("moe_experts", moe_experts, _ROUNDING),
+            Op("moe_gate", moe_gate, _ROUNDING),
             Op("moe_route", moe_route, _ROUNDING),
             Op("qk_norm_rope_store", qk_norm_rope_store, _ROUNDING),
             Op("rms_norm", rms_norm, _ROUNDING),

@@ -7,7 +7,12 @@ from typing import Any
 
 import attrs
 
-from pegboard.api.attention import AttentionBackend, AttentionKernel, AttentionStep
+from pegboard.api.attention import (
+    AttentionBackend,
+    AttentionKernel,
+    AttentionStep,
+    WarmingKernel,
+)
 from pegboard.api.kv import KVLayout
 from pegboard.api.model import GroupBatch
 
@@ -21,6 +26,8 @@ class GroupAttention:
     backend: AttentionBackend
     kernel: AttentionKernel
     layout: KVLayout
+    warming: tuple[WarmingKernel, ...] = ()
+    """Those that build something at first use; two backends may share a group."""
 
 
 def plan_groups(

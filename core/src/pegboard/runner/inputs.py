@@ -16,9 +16,9 @@ from pegboard.api.attention import AttentionStep
 from pegboard.api.kv import CrossAttentionSpec, KVGroup, RecurrentSpec
 from pegboard.api.recurrent import RecurrentStep
 from pegboard.api.step import StepPlan
+from pegboard.nn.transit import send
 from pegboard.runner.slots import Slots
 from pegboard.runner.states import recurrent_step
-from pegboard.sampling.transit import send
 
 __all__ = ["StepInputs", "dummy_inputs", "prepare"]
 
@@ -54,9 +54,11 @@ class _Columns:
     query_starts: Ints
     kv_lens: Ints
     encoder_lens: Ints
+    prefixes: Ints
+    """Per group, tokens that all rows share."""
     on_device: tuple[torch.Tensor, ...]
-    """int64: slots, counts, first query tokens; int32: query starts, KV lengths, encoder lengths;
-    int64: last query tokens of the rows that sample."""
+    """int64: slots, counts, first query tokens; int32: query starts, KV lengths, encoder lengths,
+    shared tokens per group; int64: last query tokens of the rows that sample."""
 
     @classmethod
     def of(
@@ -66,11 +68,13 @@ class _Columns:
         starts: Sequence[int],
         counts: Sequence[int],
         samples: Sequence[bool],
+        prefixes: Sequence[int],
         encoder_lens: Sequence[int] = (),
     ) -> _Columns:
         starts_, counts_ = np.asarray(starts, np.int64), np.asarray(counts, np.int64)
         bounds = np.concatenate((np.zeros(1, np.int64), counts_.cumsum()))
         encoded = np.asarray(encoder_lens or [0] * len(starts_), np.int64)
+        shared = np.asarray(prefixes, np.int64)
         kv_lens = starts_ + counts_
         there = send(
             device,
@@ -80,9 +84,10 @@ class _Columns:
             bounds.astype(np.int32),
             kv_lens.astype(np.int32),
             encoded.astype(np.int32),
+            shared.astype(np.int32),
             bounds[1:][np.asarray(samples, np.bool_)] - 1,
         )
-        return cls(starts_, counts_, bounds, kv_lens, encoded, tuple(there))
+        return cls(starts_, counts_, bounds, kv_lens, encoded, shared, tuple(there))
 
     def tokens(self) -> _Tokens:
         """The query tokens: rows one after the other."""
@@ -108,7 +113,13 @@ def prepare(plan: StepPlan, slots: Slots) -> StepInputs:
     slots.send_blocks()
     encoder_lens = [slots.encoder_tokens.get(slot, 0) for slot in plan.slots]
     columns = _Columns.of(
-        slots.device, plan.slots, plan.starts, plan.counts, plan.samples, encoder_lens
+        slots.device,
+        plan.slots,
+        plan.starts,
+        plan.counts,
+        plan.samples,
+        _shared_tokens(plan.common_prefix, slots.groups),
+        encoder_lens,
     )
     slot_of, logit_rows = columns.on_device[0], columns.on_device[-1]
     tokens = columns.tokens()
@@ -142,7 +153,8 @@ def dummy_inputs(
     It reads and writes the null block only.
     """
     rows = len(counts)
-    columns = _Columns.of(device, [0] * rows, [0] * rows, counts, [True] * rows)
+    prefixes = _shared_tokens((), groups)
+    columns = _Columns.of(device, [0] * rows, [0] * rows, counts, [True] * rows, prefixes)
     tokens = columns.tokens()
     steps = []
     for group in groups:
@@ -158,6 +170,14 @@ def dummy_inputs(
         sample_slots=[],
         sample_positions=columns.kv_lens,
     )
+
+
+def _shared_tokens(blocks: Sequence[int], groups: Sequence[KVGroup]) -> list[int]:
+    """Per group, the tokens of a common prefix of so many blocks; of none where not a group has
+    any."""
+    if not blocks:
+        return [0] * len(groups)
+    return [count * group.block_size for count, group in zip(blocks, groups, strict=True)]
 
 
 def _row_of(counts: torch.Tensor, total: int) -> torch.Tensor:
@@ -206,6 +226,8 @@ def _attention_step(
         kv_lens_device=columns.on_device[4],
         block_table=table,
         slots=blocks * group.block_size + tokens.positions % group.block_size,
+        common_prefix=int(columns.prefixes[group.index]),
+        common_prefix_device=columns.on_device[6][group.index : group.index + 1],
     )
 
 

@@ -19,12 +19,13 @@ from pegboard.nn import Attention, Weighted
 from pegboard.runner.connect import connect_worker
 from pegboard.runner.identity import engine_identity
 from pegboard.runner.memory import allocating, step_peak
+from pegboard.runner.place import RankPlace
 from pegboard.runner.runner import ModelRunner
 from pegboard.runner.setup import OpenedDevice, open_device
 from pegboard.runner.slots import Limits
-from pegboard.runner.split import warm_up_kernel
 from pegboard.runner.storage import allocate_storage
 from pegboard.runner.thread import StepThread
+from pegboard.runner.threads import few_threads
 from pegboard.weights.build import load_model
 from pegboard.weights.checksum import WeightSums
 from pegboard.weights.random import DUMMY_SCHEME
@@ -49,12 +50,15 @@ class LocalExecutor:
         model: ResolvedModel,
         *,
         progress: Callable[[int, int], Any] | None = None,
+        place: RankPlace = RankPlace(),  # noqa: B008  frozen
     ) -> None:
-        """`progress` is called with (bytes loaded, bytes in all) while weights stream in."""
+        """`progress` is called with (bytes loaded, bytes in all) while weights stream in; `place`
+        is this process's among several ranks, which all make the same calls."""
         self._board = board
         self._config = config
         self._resolved = model
         self._progress = progress
+        self._place = place
         self._opened: OpenedDevice | None = None
         self._model: LanguageModel | None = None
         self._runner: ModelRunner | None = None
@@ -67,6 +71,11 @@ class LocalExecutor:
         """2: sampled tokens stay where the next step reads them."""
         return 2
 
+    @property
+    def device(self) -> torch.device:
+        """That of the model, once it is loaded."""
+        return self._device().device
+
     def load(self) -> None:
         """Choose device, backends and ops, check that the model fits, then build and fill it.
 
@@ -74,7 +83,7 @@ class LocalExecutor:
         `ResourceError` before any weight is read if the model cannot fit, and what
         `pegboard.weights.build.load_model` raises.
         """
-        self._opened = opened = open_device(self._board, self._config, self._resolved)
+        self._opened = opened = open_device(self._board, self._config, self._resolved, self._place)
         memory = opened.runtime.memory
         check_fit(
             opened.model, self._config, DeviceMemory(memory.total_bytes(), memory.free_bytes())
@@ -82,17 +91,19 @@ class LocalExecutor:
         wanted = self._config.kv_transfer_config is not None
         if wanted and self._config.load_format != "dummy":
             self._sums = WeightSums(opened.device)
-        self._model = load_model(
-            self._board,
-            self._config,
-            opened.model,
-            device=opened.device,
-            dtype=getattr(torch, opened.model.dtype),
-            ops=opened.ops,
-            platform_facts=opened.runtime.facts(),
-            progress=self._progress,
-            sums=self._sums,
-        )
+        with few_threads(opened.model.weight_bytes):
+            self._model = load_model(
+                self._board,
+                self._config,
+                opened.model,
+                device=opened.device,
+                dtype=getattr(torch, opened.model.dtype),
+                ops=opened.ops,
+                platform_facts=opened.runtime.facts(),
+                progress=self._progress,
+                parallel=opened.parallel,
+                sums=self._sums,
+            )
 
     def kv_slots(self) -> tuple[KVSlot, ...]:
         return self._device().model.facts.kv_slots
@@ -107,13 +118,13 @@ class LocalExecutor:
         self._warm_up_kernels()
         runner = self._make_runner(KVCacheConfig(groups=opened.groups, num_blocks=1))
         exact = opened.device.type != "cpu"
+        with few_threads(opened.model.weight_bytes):
+            peak = step_peak(runner.dummy, self._limits(), exact=exact, measure=memory.peak_bytes)
         return MemoryProfile(
             total=memory.total_bytes(),
             free=memory.free_bytes(),
             weights=self._weight_bytes(),
-            peak_activations=step_peak(
-                runner.dummy, self._limits(), exact=exact, measure=memory.peak_bytes
-            ),
+            peak_activations=peak,
             cache_limit=memory.cache_limit(),
         )
 
@@ -129,7 +140,8 @@ class LocalExecutor:
                 sort = (number, layer.heads, layer.kv_heads, layer.head_size, layer.soft_cap)
                 if sort not in done:
                     done.add(sort)
-                    warm_up_kernel(opened.attention[number].kernel, layer)
+                    for kernel in opened.attention[number].warming:
+                        kernel.warm_up(layer)
 
     def allocate(self, cache: KVCacheConfig) -> None:
         self._runner = runner = self._make_runner(cache)
@@ -195,6 +207,8 @@ class LocalExecutor:
             self._thread = None
         if self._runner is not None:
             self._runner.close()
+        if self._opened is not None and self._opened.parallel.comm is not None:
+            self._opened.parallel.comm.close()
         self._runner = self._model = self._opened = None
 
     def _device(self) -> OpenedDevice:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from pegboard.errors import ResourceError
 from pegboard.runner.slots import Limits
@@ -104,7 +103,7 @@ class _Meter(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        for tensor in _tensors((args, kwargs)):
+        for tensor in _tensors((args, *kwargs.values())):
             self._meet(tensor.untyped_storage(), counted=False)  # made outside, if it is new
         result = func(*args, **kwargs)
         for tensor in _tensors(result):
@@ -126,5 +125,10 @@ class _Meter(TorchDispatchMode):
         self._live -= size
 
 
-def _tensors(tree: Any) -> Iterable[torch.Tensor]:
-    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """In an argument or a result of an operation: a tensor, or one of many in a sequence."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)

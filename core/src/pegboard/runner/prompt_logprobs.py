@@ -13,9 +13,9 @@ import torch
 
 from pegboard.api.model import Batch, LanguageModel
 from pegboard.api.step import PromptLogprobs, StepPlan
+from pegboard.nn.transit import to_host
 from pegboard.runner.slots import Slots
 from pegboard.sampling.logprobs import LogprobBatch, raw_logprobs, take_logprobs
-from pegboard.sampling.transit import to_host
 
 __all__ = ["PromptChunk", "score_prompts"]
 
@@ -35,7 +35,7 @@ class PromptChunk:
     """bool []: all logits were finite numbers."""
 
     def fetched(self) -> PromptChunk:
-        """Copies on the host, see `pegboard.sampling.transit.to_host`."""
+        """Copies on the host, see `pegboard.nn.transit.to_host`."""
         tiles = tuple(tile.fetched() for tile in self.tiles)
         return attrs.evolve(self, tiles=tiles, finite=to_host(self.finite))
 

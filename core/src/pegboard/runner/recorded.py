@@ -33,9 +33,9 @@ from pegboard.api.platform import Execution, Recording
 from pegboard.api.step import StepPlan
 from pegboard.nn import OpTable
 from pegboard.nn.step_ops import FIXED, PER_GROUP, DecodeInputs
+from pegboard.nn.transit import send
 from pegboard.runner.attention import GroupAttention, capturable, plan_groups
 from pegboard.runner.slots import Limits, Slots
-from pegboard.sampling.transit import send
 
 __all__ = ["DecodeRecordings", "bucket_sizes"]
 
@@ -163,6 +163,9 @@ class DecodeRecordings:
             columns[1, :count] = plan.starts
             columns[2, :count] = columns[1, :count] + 1
             self._fill_blocks(columns, plan)
+            for group, blocks in enumerate(plan.common_prefix):
+                shared = blocks * self._slots.groups[group].block_size
+                columns[FIXED + PER_GROUP * (group + 1) - 1, 0] = shared
         (there,) = send(self._slots.device, columns)
         self._view(rows).copy_(there)
 
@@ -172,7 +175,7 @@ class DecodeRecordings:
                 place = FIXED + PER_GROUP * group
                 for row, slot in enumerate(plan.slots):
                     if slot in changes:
-                        columns[place : place + PER_GROUP, row] = changes[slot]
+                        columns[place : place + 3, row] = changes[slot]
 
     def _run_forward(self, rows: int) -> None:
         self._logits[:rows] = self._forward(rows)
@@ -204,6 +207,8 @@ class DecodeRecordings:
             block_table=inputs.tables[group],
             slots=inputs.places[group],
             captured=True,
+            common_prefix=self._limits.max_model_len,
+            common_prefix_device=inputs.prefixes[group],
         )
 
     def _run_choice(self, rows: int) -> None:

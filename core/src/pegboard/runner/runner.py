@@ -14,7 +14,10 @@ from pegboard.api.model import Batch, LanguageModel
 from pegboard.api.platform import Execution, Immediate, Mark
 from pegboard.api.step import LateInputs, StepPlan, StepResult
 from pegboard.api.transfer import TransferReport
+from pegboard.errors import UnsupportedError
+from pegboard.logging import get_logger
 from pegboard.nn import OpTable
+from pegboard.nn.transit import send
 from pegboard.runner.attention import GroupAttention, plan_groups
 from pegboard.runner.inputs import StepInputs, dummy_inputs, prepare
 from pegboard.runner.prompt_logprobs import PromptChunk, score_prompts
@@ -24,7 +27,6 @@ from pegboard.runner.storage import copy_blocks
 from pegboard.runner.transfers import NoWorker
 from pegboard.sampling.rows import SamplingRows
 from pegboard.sampling.sampler import FAULTS, Sampled, sample
-from pegboard.sampling.transit import send
 
 __all__ = ["ModelRunner", "StepInFlight"]
 
@@ -84,7 +86,7 @@ class ModelRunner:
             self._execution, self._attention, groups
         ):
             return
-        self._recordings = DecodeRecordings(
+        recordings = DecodeRecordings(
             self._model,
             self._slots,
             self._limits,
@@ -93,7 +95,13 @@ class ModelRunner:
             self._ops,
             self._execution,
         )
-        self._recordings.record()
+        try:
+            recordings.record()
+        except UnsupportedError as error:
+            # A number format or a kernel that asks the host in between: slower, and as right.
+            get_logger("pegboard.runner").warning("steps are not recorded", reason=str(error))
+            return
+        self._recordings = recordings
 
     def recorded(self) -> dict[str, int]:
         """How many decode recordings there are, and how often one was replayed."""

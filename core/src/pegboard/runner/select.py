@@ -92,12 +92,20 @@ def choose_backend(
 
 
 def choose_prompts_backend(
-    backends: Iterable[AttentionBackend], group: KVGroup, wish: BackendWish
+    backends: Iterable[AttentionBackend],
+    group: KVGroup,
+    wish: BackendWish,
+    *,
+    asked: bool = False,
 ) -> AttentionBackend | None:
     """The best backend for prompts only that serves `group`, None if there is none.
 
-    Raises `SelectionError` if several are equally good.
+    Raises `SelectionError` if several are equally good, or if the one that was `asked` for by name
+    does not serve.
     """
+    backends = list(backends)
+    if asked:
+        return choose_backend(backends, group, wish)
     fitting = [backend for backend in backends if not _reasons(backend, group, wish)]
     best = _highest(fitting)
     if len(best) > 1:

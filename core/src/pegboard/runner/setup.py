@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 import torch
 
-from pegboard.api.attention import AttentionBackend, AttentionContext, AttentionKernel
+from pegboard.api.attention import (
+    AttentionBackend,
+    AttentionContext,
+    AttentionKernel,
+    PromptsKernel,
+    WarmingKernel,
+)
 from pegboard.api.kv import KVCacheConfig, KVGroup, KVLayout, RecurrentSpec
+from pegboard.api.model import Parallel
 from pegboard.api.platform import DeviceRuntime, Platform
 from pegboard.api.recurrent import STATE_BORDERS
 from pegboard.config.connect import accepted_layouts, require_connector
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel
-from pegboard.errors import SelectionError, UnsupportedError
+from pegboard.errors import ConfigError, SelectionError, UnsupportedError
 from pegboard.kv.groups import form_groups
 from pegboard.logging import get_logger
 from pegboard.nn import OpTable
 from pegboard.runner.attention import GroupAttention
 from pegboard.runner.layouts import STATE_LAYOUT, choose_layouts
 from pegboard.runner.mixers import PLAIN_MIXERS
+from pegboard.runner.place import RankPlace
 from pegboard.runner.select import (
     BackendWish,
     choose_backend,
@@ -48,16 +56,23 @@ class OpenedDevice:
     groups: tuple[KVGroup, ...]
     attention: tuple[GroupAttention, ...]
     ops: OpTable
+    parallel: Parallel
 
 
-def open_device(board: Board, config: EngineConfig, resolved: ResolvedModel) -> OpenedDevice:
-    """Make every choice that needs no weights.
+def open_device(
+    board: Board,
+    config: EngineConfig,
+    resolved: ResolvedModel,
+    place: RankPlace = RankPlace(),  # noqa: B008  frozen
+) -> OpenedDevice:
+    """Make every choice that needs no weights, and join the other ranks if there are some.
 
-    Raises `MissingPluginError` or `SelectionError` if no platform or attention backend serves, and
-    `ConfigError` if the device lacks the dtype asked for.
+    Raises `MissingPluginError` or `SelectionError` if no platform or attention backend serves,
+    `ConfigError` if the device lacks the dtype asked for or there is none for this rank, and
+    `UnsupportedError` if the platform serves one rank.
     """
     platform = _platform(board, config)
-    runtime: DeviceRuntime = platform.runtime.load()(0)
+    runtime = _runtime(platform, place)
     model = resolved.on_device(config, runtime.device.dtypes())
     groups = form_groups(model.facts.kv_slots, config.block_size)
     kernels = _Kernels(board, config, platform.name, runtime, model)
@@ -69,7 +84,29 @@ def open_device(board: Board, config: EngineConfig, resolved: ResolvedModel) -> 
         groups=groups,
         attention=kernels.make_all(groups),
         ops=_ops(board, config, platform.name, model.dtype),
+        parallel=_join(runtime, place),
     )
+
+
+def _runtime(platform: Platform, place: RankPlace) -> DeviceRuntime:
+    """The device of this rank."""
+    try:
+        runtime: DeviceRuntime = platform.runtime.load()(place.rank)
+    except ConfigError as error:
+        if place.world == 1:
+            raise
+        raise ConfigError(
+            f"tensor_parallel_size={place.world} is not allowed: rank {place.rank} finds no "
+            f"device: {error}"
+        ) from None
+    return runtime
+
+
+def _join(runtime: DeviceRuntime, place: RankPlace) -> Parallel:
+    if place.world == 1:
+        return Parallel()
+    comm = runtime.communicate(place.rank, place.world, place.address)
+    return Parallel(place.rank, place.world, comm)
 
 
 def _ops(board: Board, config: EngineConfig, platform: str, dtype: str) -> OpTable:
@@ -87,6 +124,17 @@ def _platform(board: Board, config: EngineConfig) -> Platform:
 
 
 @attrs.frozen(eq=False)
+class _Made:
+    """What serves one group."""
+
+    backend: AttentionBackend
+    kernel: AttentionKernel
+    layouts: tuple[KVLayout, ...]
+    """That it can use and a connector accepts, the preferred first."""
+    warming: tuple[WarmingKernel, ...]
+
+
+@attrs.frozen(eq=False)
 class _Kernels:
     """Makes the kernel of a group."""
 
@@ -99,38 +147,48 @@ class _Kernels:
     def make_all(self, groups: Sequence[KVGroup]) -> tuple[GroupAttention, ...]:
         """A kernel per group, and layouts that let the groups share memory."""
         made = [self._make(group) for group in groups]
-        offers = [offered for _, _, offered in made]
-        layouts = choose_layouts(KVCacheConfig(tuple(groups), num_blocks=1), offers)
+        layouts = choose_layouts(
+            KVCacheConfig(tuple(groups), num_blocks=1), [one.layouts for one in made]
+        )
         return tuple(
-            GroupAttention(backend, kernel, layout)
-            for (backend, kernel, _), layout in zip(made, layouts, strict=True)
+            GroupAttention(one.backend, one.kernel, layout, one.warming)
+            for one, layout in zip(made, layouts, strict=True)
         )
 
-    def _make(
-        self, group: KVGroup
-    ) -> tuple[AttentionBackend, AttentionKernel, tuple[KVLayout, ...]]:
-        """Choose the backend and build its kernel: both, and the layouts it offers."""
-        state = isinstance(group.spec, RecurrentSpec)
+    def _make(self, group: KVGroup) -> _Made:
+        """Choose the backend, or the two that share a group, and build what serves it."""
         wish = self._wish(group)
-        backends = list(self._mixers() if state else self._backends())
+        if isinstance(group.spec, RecurrentSpec):
+            backend = choose_backend(self._mixers(), group, wish)
+            kernel, warming = self._build(backend, group), ()
+            return _Made(backend, kernel, self._accepted([STATE_LAYOUT], backend, group), warming)
+        backends = list(self._backends())
         prompts = [backend for backend in backends if backend.rows == "prompts"]
-        if wish.name in {backend.name for backend in prompts}:
-            # The one asked for needs another beside it, and that may be any.
-            rest_wish = attrs.evolve(wish, name=None)
-        else:
-            rest_wish = wish
+        asked = any(wish.name == backend.name for backend in prompts)
         rest = [backend for backend in backends if backend.rows == "all"]
-        backend = choose_backend(rest, group, rest_wish)
-        kernel = self._build(backend, group)
-        if not state and not backend.fused_kv_write:
-            backend, kernel = self._with_prompts(backend, kernel, group, prompts)
-        layouts = (STATE_LAYOUT,) if state else kernel.layouts(group.spec)
-        if not layouts:
+        # One for prompts that is asked for needs another beside it, and that may be any.
+        backend = choose_backend(rest, group, attrs.evolve(wish, name=None) if asked else wish)
+        kernels = [(backend, self._build(backend, group))]
+        first = None
+        if not backend.fused_kv_write:
+            first = self._prompts_kernel(prompts, group, wish, asked=asked)
+        elif asked:
             raise SelectionError(
-                f"attention backend {backend.name} offers no KV layout for {group.spec}"
+                f"attention_backend={wish.name!r} serves prompts only, beside one that leaves the "
+                f"KV write to the core, which {backend.name} does not"
             )
-        where = f"attention backend {backend.name}, for KV group {group.index},"
-        return backend, kernel, tuple(self._accepted(layouts, where))
+        if first is None:
+            kernel = kernels[0][1]
+        else:
+            kernels.insert(0, first)
+            kernel = SplitKernel(cast(PromptsKernel, first[1]), kernels[1][1])
+            backend = attrs.evolve(backend, name=f"{first[0].name}+{backend.name}")
+        return _Made(
+            backend,
+            kernel,
+            self._accepted(kernel.layouts(group.spec), backend, group),
+            tuple(cast(WarmingKernel, own) for offered, own in kernels if offered.warms_up),
+        )
 
     def _build(self, backend: AttentionBackend, group: KVGroup) -> AttentionKernel:
         kernel: AttentionKernel = backend.kernel.load()(
@@ -146,36 +204,44 @@ class _Kernels:
         )
         return kernel
 
-    def _with_prompts(
+    def _prompts_kernel(
         self,
-        backend: AttentionBackend,
-        kernel: AttentionKernel,
+        backends: Sequence[AttentionBackend],
         group: KVGroup,
-        candidates: Sequence[AttentionBackend],
-    ) -> tuple[AttentionBackend, AttentionKernel]:
-        """The kernel joined with the best one for prompts, if there is one that serves here."""
-        chosen = choose_prompts_backend(candidates, group, self._wish(group))
+        wish: BackendWish,
+        *,
+        asked: bool,
+    ) -> tuple[AttentionBackend, AttentionKernel] | None:
+        """The best backend for prompts and its kernel, if one serves here; one that is `asked` for
+        by name must."""
+        chosen = choose_prompts_backend(backends, group, wish, asked=asked)
         if chosen is None:
-            return backend, kernel
+            return None
         try:
-            own = self._build(chosen, group)
+            return chosen, self._build(chosen, group)
         except UnsupportedError as error:
+            if asked:
+                raise
             get_logger("pegboard.runner").info(
                 "attention backend not used", backend=chosen.name, reason=str(error)
             )
-            return backend, kernel
-        joined = SplitKernel(own, kernel)
-        if not joined.layouts(group.spec):
-            return backend, kernel
-        return attrs.evolve(backend, name=f"{chosen.name}+{backend.name}"), joined
+            return None
 
-    def _accepted(self, layouts: Sequence[KVLayout], where: str) -> Sequence[KVLayout]:
+    def _accepted(
+        self, layouts: Sequence[KVLayout], backend: AttentionBackend, group: KVGroup
+    ) -> tuple[KVLayout, ...]:
         """Those that the KV connector can handle, if there is one."""
+        if not layouts:
+            raise SelectionError(
+                f"attention backend {backend.name} offers no KV layout for {group.spec}"
+            )
         wanted = self.config.kv_transfer_config
         if wanted is None:
-            return layouts
+            return tuple(layouts)
+        where = f"attention backend {backend.name}, for KV group {group.index},"
         groups = form_groups(self.model.facts.kv_slots, self.config.block_size)
-        return accepted_layouts(require_connector(self.board, wanted, groups), layouts, where)
+        connector = require_connector(self.board, wanted, groups)
+        return tuple(accepted_layouts(connector, layouts, where))
 
     def _backends(self) -> Iterable[AttentionBackend]:
         name = self.config.attention_backend

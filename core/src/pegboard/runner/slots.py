@@ -25,8 +25,8 @@ import torch
 
 from pegboard.api.kv import CrossAttentionSpec, KVGroup
 from pegboard.api.step import NewRow, StepPlan
+from pegboard.nn.transit import send
 from pegboard.sampling.state import SamplingState
-from pegboard.sampling.transit import send
 
 __all__ = ["BlockChange", "Limits", "Slots"]
 

@@ -9,11 +9,17 @@ import attrs
 import numpy as np
 import torch
 
-from pegboard.api.attention import AttentionInputs, AttentionKernel, AttentionLayer, AttentionStep
+from pegboard.api.attention import (
+    AttentionInputs,
+    AttentionKernel,
+    AttentionLayer,
+    AttentionStep,
+    PromptsKernel,
+)
 from pegboard.api.kv import KVLayout, KVSpec, KVTensors
-from pegboard.sampling.transit import send
+from pegboard.nn.transit import send
 
-__all__ = ["SplitKernel", "warm_up_kernel"]
+__all__ = ["SplitKernel"]
 
 
 @attrs.frozen(eq=False)
@@ -26,38 +32,25 @@ class _Part:
     """Their query tokens: a run, or places int64 [T]."""
 
 
-def warm_up_kernel(kernel: AttentionKernel, layer: AttentionLayer) -> None:
-    """Let a kernel build what it builds at first use, if it has a method for that."""
-    warm_up = getattr(kernel, "warm_up", None)
-    if warm_up is not None:
-        warm_up(layer)
-
-
 class SplitKernel:
     """`AttentionKernel` of two others. Both read keys and values that are stored already."""
 
-    def __init__(self, prompts: AttentionKernel, rest: AttentionKernel) -> None:
+    def __init__(self, prompts: PromptsKernel, rest: AttentionKernel) -> None:
         """`prompts` gets the rows of several query tokens that it wants, `rest` the others and
-        every captured step. A kernel for prompts may say by ``wants(query_len, kv_len)`` which rows
-        are worth its while; without that it wants all."""
+        every captured step."""
         self._prompts = prompts
         self._rest = rest
-        self._wants = getattr(prompts, "wants", lambda query_len, kv_len: True)
 
     def layouts(self, spec: KVSpec) -> tuple[KVLayout, ...]:
         """Those of both, in the order of `rest`, which serves most steps."""
         usable = set(self._prompts.layouts(spec))
         return tuple(layout for layout in self._rest.layouts(spec) if layout in usable)
 
-    def warm_up(self, layer: AttentionLayer) -> None:
-        """Of both, as far as they have it."""
-        for kernel in (self._prompts, self._rest):
-            warm_up_kernel(kernel, layer)
-
     def plan(self, step: AttentionStep) -> tuple[_Part, ...]:
         lens = zip(step.query_lens, step.kv_lens, strict=True)
         chosen = [
-            not step.captured and count > 1 and self._wants(count, length) for count, length in lens
+            not step.captured and count > 1 and self._prompts.wants(count, length)
+            for count, length in lens
         ]
         if not any(chosen) or all(chosen):
             kernel = self._prompts if any(chosen) else self._rest
@@ -112,5 +105,7 @@ class SplitKernel:
             kv_lens_device=step.kv_lens_device[chosen],
             block_table=step.block_table[chosen],
             slots=step.slots[tokens],
+            common_prefix=step.common_prefix,
+            common_prefix_device=step.common_prefix_device,
         )
         return _Part(kernel, kernel.plan(own), tokens)

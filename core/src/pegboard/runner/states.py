@@ -12,7 +12,7 @@ import torch
 
 from pegboard.api.kv import KVGroup, RecurrentSpec
 from pegboard.api.recurrent import RecurrentStep
-from pegboard.sampling.transit import send
+from pegboard.nn.transit import send
 
 __all__ = ["recurrent_step"]
 

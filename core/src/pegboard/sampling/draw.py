@@ -19,8 +19,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from pegboard.nn.transit import send
 from pegboard.sampling.rows import Flags, RandomRows
-from pegboard.sampling.transit import send
 
 __all__ = ["draw", "filtered_weights"]
 

@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from pegboard.api.step import TokenLogprobs
-from pegboard.sampling.transit import to_host
+from pegboard.nn.transit import to_host
 
 __all__ = ["LOGPROB_FLOOR", "LogprobBatch", "raw_logprobs", "take_logprobs"]
 
@@ -33,7 +33,7 @@ class LogprobBatch:
     """Per row, how many of the k likeliest are wanted."""
 
     def fetched(self) -> LogprobBatch:
-        """Copies on the host, see `pegboard.sampling.transit.to_host`."""
+        """Copies on the host, see `pegboard.nn.transit.to_host`."""
         return attrs.evolve(
             self,
             ids=to_host(self.ids),

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from pegboard.api.step import NewRow
+from pegboard.nn.transit import send
 from pegboard.sampling.rows import PenaltyRows
-from pegboard.sampling.transit import send
 
 __all__ = ["PenaltyTable"]
 

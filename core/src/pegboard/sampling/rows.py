@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import torch
 
-from pegboard.sampling.transit import send
+from pegboard.nn.transit import send
 
 __all__ = ["Entries", "LogprobRows", "PenaltyRows", "RandomRows", "SamplingRows"]
 

@@ -6,11 +6,11 @@ import attrs
 import numpy as np
 import torch
 
+from pegboard.nn.transit import column, to_host
 from pegboard.sampling.draw import draw
 from pegboard.sampling.logits import process_logits
 from pegboard.sampling.logprobs import LogprobBatch, raw_logprobs, take_logprobs
 from pegboard.sampling.rows import SamplingRows
-from pegboard.sampling.transit import column, to_host
 
 __all__ = ["FAULTS", "Sampled", "sample"]
 

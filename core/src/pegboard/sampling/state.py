@@ -15,6 +15,7 @@ import torch
 
 from pegboard.api.params import BIAS_LIMIT, SamplingParams
 from pegboard.api.step import NewRow
+from pegboard.nn.transit import column, send
 from pegboard.sampling.penalties import PenaltyTable
 from pegboard.sampling.random import device_uniforms, uniforms
 from pegboard.sampling.rows import (
@@ -25,7 +26,6 @@ from pegboard.sampling.rows import (
     RandomRows,
     SamplingRows,
 )
-from pegboard.sampling.transit import column, send
 
 __all__ = ["Columns", "SamplingState"]
 

@@ -18,6 +18,7 @@ def audit(books: Books) -> None:
         _check_holdings(request, books.kv.prefix_match_unit)
     _check_in_flight(books)
     books.families.check()
+    books.kinship.check(books.running)
     books.slots.check([request.slot for request in books.running])
     books.kv.check(
         requests=[request.kv for request in books.requests.values()],

@@ -10,6 +10,7 @@ from pegboard.api.scheduler import SchedulerStats
 from pegboard.kv import Beginning, Fork, KVManager
 from pegboard.scheduler.draft import Draft, Record
 from pegboard.scheduler.families import Families, check_kin
+from pegboard.scheduler.kinship import Kinship
 from pegboard.scheduler.no_transfers import NoTransfers
 from pegboard.scheduler.policies import POLICIES
 from pegboard.scheduler.request import Request, Status
@@ -30,6 +31,7 @@ class Books:
         self.running: list[Request] = []
         """In the policy's order: the last one gives way first."""
         self.families = Families(kv)
+        self.kinship = Kinship(kv.groups)
         self.requests: dict[str, Request] = {}
         """All live ones by id."""
         self.in_flight: dict[int, Record] = {}
@@ -59,6 +61,7 @@ class Books:
             draft.add_copies(self.kv.copies(given, blocks), sources)
         request.admit(self.slots.take(), given.tokens)
         self._policy.seat(self.running, request)
+        self.kinship.joined(request)
 
     def preempt_last(self, draft: Draft) -> Request:
         """Back to the queue with the last running request; it has no row in this step."""
@@ -130,6 +133,7 @@ class Books:
             written = self.kv.being_written(request.kv, request.computed)
             self.kv.hold(written)
             record.loose += written
+        self.kinship.left(request)
         self.kv.free(request.kv)
         self.slots.release(request.slot, request.last_step)
 

@@ -253,6 +253,7 @@ class TokenBudgetScheduler:
             return draft.seal([], False).plan
         record = draft.seal(self._books.slots.freed(), resync)
         self._books.in_flight[record.plan.step_id] = record
+        record.plan.common_prefix = self._books.kinship.blocks(self._books.running)
         record.plan.connector = self._transfers.step(record)
         self._steps += 1
         self._resync = self._resync and not resync
@@ -306,6 +307,10 @@ class TokenBudgetScheduler:
     def cached(self) -> set[tuple[int, bytes]]:
         """What the prefix cache holds: pairs of group and hash. For tests and diagnosis."""
         return self._kv.pool.keys()
+
+    def loading(self) -> set[str]:
+        """Requests that wait until their beginning is loaded. For tests and diagnosis."""
+        return {request.request_id for request in self._books.transfers.loading()}
 
     def check(self) -> None:
         audit(self._books)

@@ -6,7 +6,7 @@ The testkit registers them; a test that has no testkit can register them on a bo
 
 from __future__ import annotations
 
-from pegboard.api.model import ModelFamily
+from pegboard.api.model import Abilities, ModelFamily
 
 __all__ = ["HYBRID_FAMILY", "SCRIPTED_FAMILY", "TINY_FAMILY"]
 
@@ -16,6 +16,7 @@ TINY_FAMILY = ModelFamily(
     config="pegboard.testing.tiny_config:read_tiny",
     weights="pegboard.testing.tiny_config:tiny_weights",
     build="pegboard.testing.tiny:build",
+    abilities=Abilities(tensor_parallel=True),
 )
 
 HYBRID_FAMILY = ModelFamily(

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pegboard.api.platform import Immediate, Platform, ProbeResult
+from pegboard.api.platform import Communication, Immediate, Platform, ProbeResult
+from pegboard.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,10 @@ class NullRuntime:
 
     def peak_bytes(self, work: Callable[[], Any]) -> int | None:
         return None
+
+    def communicate(self, rank: int, world: int, address: str) -> Communication:
+        """Refused: there is no device that another rank could have."""
+        raise UnsupportedError(f"the null platform serves one rank, not {world}")
 
     def facts(self) -> dict[str, Any]:
         return {"platform": "null", "device": "host memory"}

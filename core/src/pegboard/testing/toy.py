@@ -158,6 +158,7 @@ class ToyExecutor:
     def execute(self, plan: StepPlan) -> Pending:
         assert self._cache is not None, "allocate() comes first"
         self._apply(plan)
+        self._check_common(plan)
         for copy in plan.copies:
             self._cache.copy(copy)
         rows = [
@@ -232,6 +233,15 @@ class ToyExecutor:
         for slot, new_blocks in zip(plan.slots, plan.new_blocks, strict=True):
             for table, blocks in zip(self._rows[slot].tables, new_blocks, strict=True):
                 table.extend(blocks)
+
+    def _check_common(self, plan: StepPlan) -> None:
+        """What the rows are said to have in common, they have, and none writes it."""
+        assert self._cache is not None
+        for group, length in enumerate(plan.common_prefix):
+            tables = {tuple(self._rows[slot].tables[group][:length]) for slot in plan.slots}
+            tokens = length * self._cache.block_size(group)
+            assert len(tables) <= 1, f"group {group}: not all rows begin with {length} blocks"
+            assert all(start >= tokens for start in plan.starts), f"group {group}: written"
 
     def _count(self, plan: StepPlan) -> None:
         counts = self.counts

@@ -63,10 +63,14 @@ class ToyCache:
     def __init__(self, cache: KVCacheConfig) -> None:
         self._blocks: list[tuple[int, list[int]]] = [(-1, []) for _ in range(cache.num_blocks)]
         self._stores = [_make_store(group, self._blocks) for group in cache.groups]
+        self._sizes = [group.block_size for group in cache.groups]
 
     def copy(self, copy: BlockCopy) -> None:
         assert 0 not in (copy.source, copy.target), "the null block is copied"
         self._stores[copy.group].copy(copy)
+
+    def block_size(self, group: int) -> int:
+        return self._sizes[group]
 
     def holds_state(self, group: int) -> bool:
         return isinstance(self._stores[group], _State)

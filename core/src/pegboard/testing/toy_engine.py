@@ -167,6 +167,12 @@ class ToyEngine:
             self.step()
         raise AssertionError(f"not done after {limit} steps")
 
+    def loading(self) -> set[str]:
+        """Requests that wait for a load, or whose load belongs to a step in flight."""
+        steps = [flight.plan.connector for flight in self._in_flight]
+        loads = [load for step in steps if step is not None for load in step.loads]
+        return self.scheduler.loading() | {load.request_id for load in loads if load.now}
+
     def cached(self) -> set[tuple[int, bytes]]:
         """What the prefix cache holds: pairs of group and hash."""
         return self.scheduler.cached()

@@ -57,37 +57,45 @@ def load_model(
     not agree, `MissingPluginError` for a quantisation that is not there, `UnsupportedError` for one
     that cannot serve a layer.
     """
-    dummy = config.load_format == "dummy"
     parallel = parallel or Parallel()
     resolved = _resolve(model, sums)
-    context = BuildContext(
-        config=model.family_config,
-        dtype=dtype,
-        device=device,
-        ops=ops,
-        method=method_chooser(
-            board,
-            model.checkpoint,
-            dtype=str(dtype).removeprefix("torch."),
-            platform_facts=platform_facts,
-            quantization=config.quantization,
-            plain=lambda layer: plain_method(layer, dtype, ops),
-        ),
-        sources=_no_sources if dummy else resolved.sources,
-        parallel=parallel,
-        max_positions=model.max_model_len,
+    method = method_chooser(
+        board,
+        model.checkpoint,
+        dtype=str(dtype).removeprefix("torch."),
+        platform_facts=platform_facts,
+        quantization=config.quantization,
+        plain=lambda layer: plain_method(layer, dtype, ops),
     )
-    built: Any = model.family.build.load()(context)
-    if not isinstance(built, torch.nn.Module):
-        raise PluginError(
-            f"family {model.family.name!r} built {type(built).__name__}, not a torch module"
-        )
+    dummy = config.load_format == "dummy"
+    built = _build(
+        model,
+        BuildContext(
+            config=model.family_config,
+            dtype=dtype,
+            device=device,
+            ops=ops,
+            method=method,
+            sources=_no_sources if dummy else resolved.sources,
+            parallel=parallel,
+            max_positions=model.max_model_len,
+        ),
+    )
     if dummy:
         fill_dummy(built, device, parallel=parallel)
     else:
         skipped = load_weights(built, resolved, device, progress, parallel=parallel)
         _report_skipped(model.path, skipped)
     return cast("LanguageModel", built.eval().requires_grad_(False))
+
+
+def _build(model: ResolvedModel, context: BuildContext) -> torch.nn.Module:
+    built: Any = model.family.build.load()(context)
+    if not isinstance(built, torch.nn.Module):
+        raise PluginError(
+            f"family {model.family.name!r} built {type(built).__name__}, not a torch module"
+        )
+    return built
 
 
 def _resolve(model: ResolvedModel, sums: WeightSums | None) -> ResolvedWeights:

@@ -152,17 +152,10 @@ def shard_of(prefix: str, spec: ParamSpec, parallel: Parallel) -> Shard | None:
     """
     if spec.shard_axis is None or parallel.world == 1:
         return None
-    size = spec.shape[spec.shard_axis]
-    granules, rest = divmod(size, spec.granule)
-    share, uneven = divmod(granules, parallel.world)
-    if rest or uneven:
-        raise ConfigError(
-            f"{prefix}.{spec.name}: axis {spec.shard_axis} of size {size}, in units of "
-            f"{spec.granule}, cannot be "
-            f"divided among {parallel.world} ranks"
-        )
-    step = share * spec.granule
-    return Shard(spec.shard_axis, parallel.rank * step, (parallel.rank + 1) * step)
+    try:
+        return Shard(spec.shard_axis, *spec.span(parallel.rank, parallel.world))
+    except ConfigError as error:
+        raise ConfigError(f"{prefix}.{spec.name}: {error}") from None
 
 
 def plan_load(

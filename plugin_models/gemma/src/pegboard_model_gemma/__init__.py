@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pegboard.api.hooks import hookimpl
-from pegboard.api.model import ModelFamily
+from pegboard.api.model import Abilities, ModelFamily
 
 PEGBOARD_API = {"model": 0}
 
@@ -29,5 +29,6 @@ def pegboard_model_families() -> tuple[ModelFamily, ...]:
             config="pegboard_model_gemma.config:read_config",
             weights="pegboard_model_gemma.weights:weight_map",
             build="pegboard_model_gemma.model:build",
+            abilities=Abilities(tensor_parallel=True),
         ),
     )

@@ -6,10 +6,9 @@ from typing import Any
 
 import attrs
 
-from pegboard.api.kv import FullAttentionSpec, KVSlot, KVSpec, SlidingWindowSpec
 from pegboard.api.model import ModelFacts
-from pegboard.errors import ConfigError, UnsupportedError
-from pegboard.nn import RopeConfig
+from pegboard.errors import UnsupportedError
+from pegboard.nn import RopeConfig, attention_size, decoder_facts, window_slots
 
 __all__ = ["GENERATIONS", "GemmaConfig", "Generation", "make_config", "pattern_layers"]
 
@@ -81,28 +80,12 @@ def pattern_layers(layers: int, pattern: int) -> tuple[bool, ...]:
 
 def make_config(*, facts: dict[str, Any], **values: Any) -> GemmaConfig:
     """Check what depends on several keys, and state the neutral facts."""
-    heads, kv_heads, size = values["heads"], values["kv_heads"], values["head_size"]
-    if heads % kv_heads:
-        raise ConfigError(
-            f"{heads} attention heads are not a multiple of {kv_heads} key-value heads"
-        )
-    if size % 2:
-        raise ConfigError(f"head size {size} is odd, so it cannot be rotated in pairs")
+    kv_heads, size = values["kv_heads"], values["head_size"]
+    attention_size(values["hidden_size"], values["heads"], kv_heads, size)  # for its checks
     if values["rope"].partial != 1 or values["local_rope"].partial != 1:
         raise UnsupportedError("partial_rotary_factor other than 1 is not supported yet")
-    full: KVSpec = FullAttentionSpec(kv_heads, size, "auto")
-    window = values["window"]
-    sliding = SlidingWindowSpec(kv_heads, size, "auto", window=window) if window else full
-    neutral = ModelFacts(
-        layers=values["layers"],
-        hidden_size=values["hidden_size"],
-        vocab_size=values["vocab_size"],
-        max_positions=values["max_positions"],
-        kv_slots=tuple(
-            KVSlot(layer, SLOT, sliding if local else full)
-            for layer, local in enumerate(values["local"])
-        ),
-        attention_features=frozenset({"soft_cap"} if values["attention_cap"] else ()),
-        **facts,
-    )
+    windows = [values["window"] if local else None for local in values["local"]]
+    slots = window_slots(SLOT, kv_heads, size, windows)
+    features = frozenset({"soft_cap"} if values["attention_cap"] else ())
+    neutral = decoder_facts(values, slots, attention_features=features, **facts)
     return GemmaConfig(facts=neutral, **values)

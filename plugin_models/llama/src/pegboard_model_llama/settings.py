@@ -7,10 +7,8 @@ from typing import Any
 
 import attrs
 
-from pegboard.api.kv import FullAttentionSpec, KVSlot, KVSpec, SlidingWindowSpec
 from pegboard.api.model import ModelFacts
-from pegboard.errors import ConfigError
-from pegboard.nn import RopeConfig
+from pegboard.nn import RopeConfig, attention_size, decoder_facts, window_slots
 
 __all__ = ["LlamaConfig", "make_config"]
 
@@ -57,31 +55,7 @@ def make_config(
 
     `windows` has, per layer, the tokens that a query attends to, itself included; None: all.
     """
-    hidden, heads, kv_heads = values["hidden_size"], values["heads"], values["kv_heads"]
-    if head_size is None and hidden % heads:
-        raise ConfigError(f"hidden size {hidden} is not a multiple of the {heads} attention heads")
-    size = head_size or hidden // heads
-    if heads % kv_heads:
-        raise ConfigError(
-            f"{heads} attention heads are not a multiple of {kv_heads} key-value heads"
-        )
-    if size % 2:
-        raise ConfigError(f"head size {size} is odd, so it cannot be rotated in pairs")
-    neutral = ModelFacts(
-        layers=values["layers"],
-        hidden_size=hidden,
-        vocab_size=values["vocab_size"],
-        max_positions=values["max_positions"],
-        kv_slots=tuple(
-            KVSlot(layer, SLOT, _spec(kv_heads, size, window))
-            for layer, window in enumerate(windows)
-        ),
-        **facts,
-    )
-    return LlamaConfig(facts=neutral, head_size=size, **values)
-
-
-def _spec(kv_heads: int, head_size: int, window: int | None) -> KVSpec:
-    if window is None:
-        return FullAttentionSpec(kv_heads, head_size, "auto")
-    return SlidingWindowSpec(kv_heads, head_size, "auto", window=window)
+    kv_heads = values["kv_heads"]
+    size = attention_size(values["hidden_size"], values["heads"], kv_heads, head_size)
+    slots = window_slots(SLOT, kv_heads, size, windows)
+    return LlamaConfig(facts=decoder_facts(values, slots, **facts), head_size=size, **values)

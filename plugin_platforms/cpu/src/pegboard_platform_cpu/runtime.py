@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from pegboard.api.platform import Immediate, ProbeResult
+from pegboard.api.platform import Communication, Immediate, ProbeResult
 from pegboard.errors import ConfigError
 from pegboard_platform_cpu.cgroup import cpu_quota, memory_limit
 
@@ -59,35 +59,48 @@ class CpuDevice:
 
 
 class CpuMemory:
-    """The host's memory, as far as this process's control group lets it be used."""
+    """The host's memory, as far as this process's control group lets it be used: one of `ranks`
+    equal shares."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        self._ranks = ranks
 
     def total_bytes(self) -> int:
         host = int(psutil.virtual_memory().total)
         limit = memory_limit()
-        return host if limit is None else min(host, limit.limit)
+        return (host if limit is None else min(host, limit.limit)) // self._ranks
 
     def free_bytes(self) -> int:
         host = int(psutil.virtual_memory().available)
         limit = memory_limit()
-        return host if limit is None else min(host, max(limit.limit - limit.used, 0))
+        free = host if limit is None else min(host, max(limit.limit - limit.used, 0))
+        return free // self._ranks
 
     def cache_limit(self) -> int | None:
-        return min(CACHE_LIMIT, self.total_bytes() // 4)
+        return min(CACHE_LIMIT // self._ranks, self.total_bytes() // 4)
 
     def peak_bytes(self, work: Callable[[], Any]) -> int | None:
         return None
 
 
 class CpuRuntime:
-    """The host, opened. There is one, of index 0."""
+    """The host, opened. There is one, whatever the index: ranks share it."""
 
     def __init__(self, index: int = 0) -> None:
-        if index != 0:
-            raise ConfigError(f"device index {index} is not allowed: the cpu platform has index 0")
+        if index < 0:
+            raise ConfigError(f"device index {index} is not allowed: at least 0")
         self.device = CpuDevice()
         self.memory = CpuMemory()
         self.execution = Immediate()
         _fit_threads()
+
+    def communicate(self, rank: int, world: int, address: str) -> Communication:
+        """Join the other ranks on this host; memory and cores are shared out from now on."""
+        from pegboard_platform_cpu.communication import GlooCommunication
+
+        self.memory = CpuMemory(world)
+        _fit_threads(world)
+        return GlooCommunication(rank, world, address)
 
     def facts(self) -> dict[str, Any]:
         """Plain values; `isa` names the extensions that number formats look for."""
@@ -127,13 +140,14 @@ def native_bfloat16() -> bool:
     return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))
 
 
-def _fit_threads() -> None:
-    """Use no more threads than processors; an explicit ``OMP_NUM_THREADS`` is left alone.
+def _fit_threads(ranks: int = 1) -> None:
+    """Use no more threads than this rank's share of the processors; an explicit
+    ``OMP_NUM_THREADS`` is left alone.
 
     Torch counts the host's, and in a container with a quota they stand in each other's way.
     """
     import torch
 
-    cores = usable_cores()
+    cores = max(usable_cores() // ranks, 1)
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores:
         torch.set_num_threads(cores)

@@ -39,7 +39,7 @@ def pegboard_platforms() -> tuple[Platform, ...]:
 @hookimpl
 def pegboard_ops() -> tuple[OpVersion, ...]:
     """A version for each op that is worth a kernel."""
-    return tuple(_version(op) for op in (*_BY_ROW, "linear", "moe_experts"))
+    return tuple(_version(op) for op in (*_BY_ROW, "linear", "moe_experts", "moe_gate"))
 
 
 def _version(op: str) -> OpVersion:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pegboard.api.platform import Mark, ProbeResult, Recording
+from pegboard.api.platform import Communication, Mark, ProbeResult, Recording
 from pegboard.errors import ConfigError, UnsupportedError
 from pegboard_platform_cuda.driver import driver_present, driver_version, hidden
 
@@ -219,6 +219,12 @@ class CudaRuntime:
         self.device = CudaDevice(index)
         self.memory = CudaMemory(index)
         self.execution = CudaExecution(index)
+
+    def communicate(self, rank: int, world: int, address: str) -> Communication:
+        """Join the ranks on this host's other GPUs."""
+        from pegboard_platform_cuda.communication import NcclCommunication
+
+        return NcclCommunication(rank, world, address, self._index)
 
     def facts(self) -> dict[str, Any]:
         """Plain values; `driver` is the newest CUDA version that the driver supports."""

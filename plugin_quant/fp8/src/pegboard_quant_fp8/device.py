@@ -2,8 +2,9 @@
 
 Up to `FEW_ROWS` rows the weights' way through memory is all that counts: they are widened in
 registers and activations keep their precision. Above, activations are rounded too and the matrix
-units multiply 8-bit numbers: torch's product with a scale per row and per output, or, with block
-scales, a kernel of our own.
+units multiply 8-bit numbers: for some dozens of rows torch's product without scales and then a
+kernel for these, or a kernel of our own; for more, torch's product with a scale per row and per
+output; with block scales, another kernel of our own. `launch.py` has the borders.
 """
 
 from __future__ import annotations
@@ -15,9 +16,17 @@ import torch
 import triton
 import triton.language as tl
 
+from pegboard_quant_fp8 import launch
 from pegboard_quant_fp8.codes import CODES
-from pegboard_quant_fp8.kernels import blocks, few_rows, rounding
-from pegboard_quant_fp8.launch import FEW_ROWS, few_launch, one_launch, padded_rows, tile_rows
+from pegboard_quant_fp8.kernels import blocks, coded, few_rows, rounding
+from pegboard_quant_fp8.launch import (
+    FEW_ROWS,
+    coded_launch,
+    few_launch,
+    one_launch,
+    padded_rows,
+    tile_rows,
+)
 from pegboard_quant_fp8.products import widened_product
 from pegboard_quant_fp8.schemes import Activations
 
@@ -87,20 +96,37 @@ def round_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes, scales
 
 
+def _torch_product(
+    codes: torch.Tensor, weight: torch.Tensor, row_scale: torch.Tensor, output_scale: torch.Tensor
+) -> torch.Tensor:
+    """``codes @ weight.T`` in bfloat16, with scales per row and output or one for all of each."""
+    return torch._scaled_mm(
+        codes,
+        weight.T,
+        scale_a=row_scale,
+        scale_b=output_scale,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=FAST_ACCUMULATION,
+    )
+
+
 class DeviceProducts:
     """`Products` of layers with one kind of activations; all work is in the order of one stream."""
 
     def __init__(self, activations: Activations) -> None:
         self._activations = activations
         self._arrivals: torch.Tensor | None = None
+        self._one: torch.Tensor | None = None
 
     def prepare(self, device: torch.device) -> None:
-        """Make the counters: zeros that every launch leaves behind as it found them.
+        """Make the counters, zeros that every launch leaves behind as it found them, and the scale
+        of a product that has none.
 
         They are there before any step is recorded, and stay where they are.
         """
         if self._arrivals is None:
             self._arrivals = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+            self._one = torch.ones((), dtype=torch.float32, device=device)
 
     def round_rows(self, weight: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
         _round_rows_into(weight.contiguous(), codes, scales, None)
@@ -120,20 +146,68 @@ class DeviceProducts:
             return self._blocks(params, x)
         if inputs % _ALIGNED or outputs % _ALIGNED:
             return widened_product(params, x, group)
-        return self._rows(params, x)
-
-    def _rows(self, params: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
-        """The matrix units' product with a scale per row and per output; torch gives bfloat16."""
         codes, scales = round_rows(x, params.get("input_scale"))
-        product = torch._scaled_mm(
-            codes,
-            params["weight"].T,
-            scale_a=scales,
-            scale_b=params["scale"][None, :],
-            out_dtype=torch.bfloat16,
-            use_fast_accum=FAST_ACCUMULATION,
-        )
+        if rows <= launch.CODED_ROWS:
+            return self._coded(params, codes, scales, x.dtype)
+        if rows <= launch.TENSOR_ROWS and outputs < launch.WIDE_OUTPUTS:
+            return self._scaled_after(params, codes, scales, x.dtype)
+        product = _torch_product(codes, params["weight"], scales, params["scale"][None, :])
         return product.to(x.dtype)
+
+    def _scaled_after(
+        self,
+        params: Mapping[str, Any],
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Torch's product of codes, whose scales are all one, and a kernel that applies theirs."""
+        assert self._one is not None, "prepare() comes first"
+        sums = _torch_product(codes, params["weight"], self._one, self._one)
+        rows, outputs = sums.shape
+        out = sums if dtype == sums.dtype else torch.empty_like(sums, dtype=dtype)
+        block = min(triton.next_power_of_2(outputs), 2048)
+        coded.scale_results[(rows, triton.cdiv(outputs, block))](
+            sums, scales, params["scale"], out, outputs, BLOCK=block, num_warps=4
+        )
+        return out
+
+    def _coded(
+        self,
+        params: Mapping[str, Any],
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        weight, scale = params["weight"], params["scale"]
+        (rows, inputs), outputs = codes.shape, weight.shape[0]
+        out = torch.empty((rows, outputs), dtype=dtype, device=codes.device)
+        cut, padded = coded_launch(outputs, inputs, rows), padded_rows(rows)
+        tiles = triton.cdiv(outputs, cut.tile_n)
+        partial, arrivals = scales, self._arrivals
+        if cut.split > 1:
+            assert arrivals is not None and tiles <= _COUNTERS, "prepare() comes first"
+            partial = scales.new_empty(cut.split * outputs * padded)
+        coded.coded_rows[(tiles, cut.split)](
+            codes,
+            scales,
+            weight,
+            scale,
+            out,
+            partial,
+            arrivals if cut.split > 1 else scale,
+            rows,
+            outputs,
+            inputs,
+            ROWS=padded,
+            TILE_N=cut.tile_n,
+            TILE_K=cut.tile_k,
+            SPLIT=cut.split,
+            EVEN=inputs % cut.tile_k == 0,
+            STAGES=cut.stages,
+            num_warps=cut.warps,
+        )
+        return out
 
     def _blocks(self, params: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
         codes, scales = round_groups(x)

@@ -210,11 +210,10 @@ class GgufMethod:
         kinds = ["plain" if kind in PLAIN_TYPES else kind for kind in self._types]
         starts = [part for part in range(len(kinds)) if part == 0 or kinds[part] != kinds[part - 1]]
         layer = self._layer
-        divisor = layer.world if layer.role in ("column", "vocab") else 1
         runs = []
         for number, (start, stop) in enumerate(zip(starts, [*starts[1:], len(kinds)], strict=True)):
             prefix = f"{number}." if len(starts) > 1 else ""
-            outputs = sum(size // divisor for size in layer.part_sizes[start:stop])
+            outputs = sum(map(layer.outputs, range(start, stop)))
             runs.append(
                 _Run(kernel(self._types[start]), tuple(range(start, stop)), outputs, prefix)
             )

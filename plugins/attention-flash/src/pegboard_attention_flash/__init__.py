@@ -23,6 +23,7 @@ def pegboard_attention_backends() -> tuple[AttentionBackend, ...]:
             capture="none",
             fused_kv_write=False,
             rows="prompts",
+            warms_up=True,
             priority=20,
         ),
     )

@@ -13,9 +13,8 @@ import attrs
 import torch
 
 from pegboard.api.attention import AttentionContext, AttentionInputs, AttentionLayer, AttentionStep
-from pegboard.api.kv import KVLayout, KVSpec, KVTensors
+from pegboard.api.kv import STRIDED_LAYOUTS, KVLayout, KVSpec, KVTensors
 from pegboard_attention_flash.cuts import Buckets, Group, Part, buckets_for, grouped, parts_of
-from pegboard_attention_flash.layouts import LAYOUTS
 from pegboard_attention_flash.pages import Result, Scratch, join_results, read_tokens
 
 __all__ = ["Attend", "CudnnPlan", "CudnnPrompts", "cudnn_attend"]
@@ -61,7 +60,7 @@ class CudnnPrompts:
         self._dtype = ctx.dtype
 
     def layouts(self, spec: KVSpec) -> tuple[KVLayout, ...]:
-        return LAYOUTS
+        return STRIDED_LAYOUTS
 
     def wants(self, query_len: int, kv_len: int) -> bool:
         """Whether a row of these lengths is computed faster here than by a kernel for any row."""
@@ -101,14 +100,13 @@ class CudnnPrompts:
         for part in (room.query, room.key, room.value):
             part.zero_()
         for rows, queries, keys, causal in self.buckets.shapes():
-            if rows * max(queries, keys) <= self.buckets.room:
-                self._attend(
-                    _rows_of(room.query, 0, queries, rows),
-                    _rows_of(room.key, 0, keys, rows),
-                    _rows_of(room.value, 0, keys, rows),
-                    causal,
-                    layer.scale,
-                )
+            self._attend(
+                _rows_of(room.query, 0, queries, rows),
+                _rows_of(room.key, 0, keys, rows),
+                _rows_of(room.value, 0, keys, rows),
+                causal,
+                layer.scale,
+            )
 
 
 class _Layer:

@@ -87,7 +87,8 @@ class Buckets:
     @property
     def room(self) -> int:
         """Most tokens of queries, keys or values that a call works on."""
-        return max(self.squares[-1], self.pieces[-1] + self.chunks[-1], self.pieces[0])
+        over_pieces = max(self.pieces[-1] + self.chunks[-1], self.pieces[0])
+        return max(over_pieces, *(rows * queries for rows, queries, _, _ in self.shapes()))
 
     def shapes(self) -> list[tuple[int, int, int, bool]]:
         """All calls that there can be: rows, queries, keys, whether causal."""

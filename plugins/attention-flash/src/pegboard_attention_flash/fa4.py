@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 
 from pegboard.api.attention import AttentionContext, AttentionInputs, AttentionLayer, AttentionStep
-from pegboard.api.kv import KVLayout, KVSpec, KVTensors
-from pegboard_attention_flash.layouts import LAYOUTS
+from pegboard.api.kv import STRIDED_LAYOUTS, KVLayout, KVSpec, KVTensors
+from pegboard.nn.transit import send
 from pegboard_attention_flash.pages import Result, join_results, read_tokens
 
 __all__ = ["Fa4", "Fa4Plan", "Fa4Prompts", "PastRow", "Run", "find_fa4", "split_rows"]
@@ -110,7 +111,7 @@ class Fa4Prompts:
         self._memory: torch.Tensor | None = None
 
     def layouts(self, spec: KVSpec) -> tuple[KVLayout, ...]:
-        return LAYOUTS
+        return STRIDED_LAYOUTS
 
     def wants(self, query_len: int, kv_len: int) -> bool:
         """Whether a row of these lengths is computed faster here than by a kernel for any row."""
@@ -124,10 +125,9 @@ class Fa4Prompts:
         return Fa4Plan(calls, step.block_table)
 
     def _borders(self, run: Run) -> torch.Tensor:
-        host = torch.tensor((0, *run.lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        if self._device.type != "cuda":
-            return host
-        return host.pin_memory().to(self._device, non_blocking=True)
+        borders = np.cumsum((0, *run.lengths)).astype(np.int32)
+        (there,) = send(self._device, borders)
+        return there
 
     def forward(
         self,

@@ -44,7 +44,7 @@ def read_tokens(
         values,
         span[0],
         span[1] - span[0],
-        *_strides(kv),
+        *kv.strides("kv", "block", "head", "token"),
         *keys.stride()[:2],
         *values.stride()[:2],
         room,
@@ -52,12 +52,6 @@ def read_tokens(
         BLOCK=block_size,
         TILE=tile,
     )
-
-
-def _strides(kv: KVTensors) -> tuple[int, ...]:
-    """From keys to values, block to block, head to head, token to token, in elements."""
-    axes = kv.layout.axes
-    return tuple(kv.data.stride(axes.index(axis)) for axis in ("kv", "block", "head", "token"))
 
 
 def join_results(left: Result, right: Result, out: torch.Tensor) -> Result:

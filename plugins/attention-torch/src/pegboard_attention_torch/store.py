@@ -91,5 +91,5 @@ class Store:
 
 def _coded(values: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     """As the op ``store_kv`` rounds them, as bytes."""
-    wide = values.float() if scale is None else values.float() / scale
+    wide = values.float() if scale is None else values.float() * scale.reciprocal()
     return wide.clamp(-LARGEST, LARGEST).to(FP8).view(torch.uint8)

@@ -1,13 +1,14 @@
 """Cutting a step into work for the kernels.
 
 Rows with one query token are cut into pieces on the device, see `kernels.decode`; what the host
-adds is how many pieces there can be. Rows with several are cut into tiles here: nothing of a
+adds, in `pieces`, is how many there can be. Rows with several are cut into tiles here: nothing of a
 recorded step depends on them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 import numpy as np
@@ -16,34 +17,50 @@ import torch
 
 from pegboard.api.attention import AttentionStep
 from pegboard.api.kv import ChunkedLocalSpec, KVSpec, SlidingWindowSpec
+from pegboard.nn.transit import send
 
-__all__ = ["Prompts", "StepMetadata", "most_pieces", "span_of", "tiles_of"]
+if TYPE_CHECKING:
+    from pegboard_attention_triton.pieces import Singles
+
+__all__ = ["Prompts", "StepMetadata", "most_pieces", "most_states", "span_of", "tiles_of"]
 
 Ints = npt.NDArray[np.int32]
+Sort = Literal["every", "fresh", "later"]
+"""All rows of several query tokens; those of which nothing is known before the step; the others."""
 
 
 class Prompts:
     """The rows of a step with several query tokens, cut as the first layer that asks needs it."""
 
     def __init__(self, step: AttentionStep, kv_heads: int, device: torch.device) -> None:
+        counts, lengths = np.asarray(step.query_lens), np.asarray(step.kv_lens)
         self._lens = (step.query_lens, step.kv_lens)
         self._kv_heads = kv_heads
         self._device = device
-        self._cuts: dict[int, torch.Tensor] = {}
+        self._cuts: dict[tuple[int, str], torch.Tensor] = {}
+        several, fresh = counts > 1, counts == lengths
+        self._rows = {
+            sort: np.flatnonzero(chosen)
+            for sort, chosen in (
+                ("every", several),
+                ("fresh", several & fresh),
+                ("later", several & ~fresh),
+            )
+        }
 
-    def tiles(self, queries: int) -> torch.Tensor:
-        """int32 ``[tiles, TILE_FIELDS]`` on the device, `queries` tokens per tile."""
-        if queries not in self._cuts:
-            host = torch.from_numpy(tiles_of(*self._lens, self._kv_heads, queries))
-            self._cuts[queries] = upload(host, self._device)
-        return self._cuts[queries]
+    def has(self, sort: Sort) -> bool:
+        """Whether there are such rows."""
+        return len(self._rows[sort]) > 0
 
-
-def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on the device, made in the order of its work, for which the host does not wait."""
-    if device.type != "cuda":
-        return host.to(device)
-    return host.pin_memory().to(device, non_blocking=True)
+    def tiles(self, queries: int, sort: Sort) -> torch.Tensor:
+        """int32 ``[tiles, TILE_FIELDS]`` on the device, `queries` tokens per tile; there are such
+        rows."""
+        key = queries, sort
+        if key not in self._cuts:
+            rows = self._rows[sort]
+            host = tiles_of(*self._lens, self._kv_heads, queries, rows)
+            (self._cuts[key],) = send(self._device, host)
+        return self._cuts[key]
 
 
 @attrs.frozen(eq=False)
@@ -51,8 +68,8 @@ class StepMetadata:
     """What `plan` hands to every layer."""
 
     block_table: torch.Tensor
-    pieces: torch.Tensor | None
-    """int32 ``[pieces, PIECE_FIELDS]`` on the device, if a row has one query token."""
+    singles: Singles | None
+    """The rows that have one query token, if there are any."""
     prompts: Prompts | None
     """The rows that have several, if there are any."""
 
@@ -64,11 +81,13 @@ def span_of(spec: KVSpec) -> int:
     return spec.chunk if isinstance(spec, ChunkedLocalSpec) else 1
 
 
-def most_pieces(step: AttentionStep, spec: KVSpec, block_size: int, tile: int, parts: int) -> int:
+def most_pieces(
+    step: AttentionStep, spec: KVSpec, block_size: int, tile: int, parts: int, band_rows: int = 0
+) -> int:
     """Bound of the number of pieces, from host values that hold for every replay of the step.
 
-    A row has at most one piece for each `tile` tokens, and, rounded, one for each share of the sum
-    of all lengths over `parts`, but at least one.
+    A row, or a band of `band_rows`, has at most one piece for each `tile` tokens, and, rounded, one
+    for each share of the sum of all lengths over `parts`, but at least one.
     """
     single = [
         length for count, length in zip(step.query_lens, step.kv_lens, strict=True) if count == 1
@@ -77,20 +96,34 @@ def most_pieces(step: AttentionStep, spec: KVSpec, block_size: int, tile: int, p
     if spec.kind != "full":
         longest = min(longest, span_of(spec) + block_size - 1)
     each = max(-(-longest // tile), 1)
-    return min(len(single) * each, parts + len(single))
+    cut = len(single) + (-(-len(single) // band_rows) if band_rows else 0)
+    return min(cut * each, parts + cut)
+
+
+def most_states(parts: int, band_rows: int, rows: int) -> int:
+    """Bound of the number of states that pieces leave behind for a join, for `rows` rows.
+
+    Of rows alone, those in several pieces have more than one part each, so that rounding at most
+    doubles `parts`. A piece of a band leaves `band_rows` states; rows in bands have a piece of
+    their own and, by rounding, half of one more, and so have bands, for each of their rows.
+    """
+    return max(2, band_rows) * parts + (2 * rows + band_rows if band_rows else 0)
 
 
 def tiles_of(
-    query_lens: Sequence[int], kv_lens: Sequence[int], kv_heads: int, queries: int
+    query_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    kv_heads: int,
+    queries: int,
+    rows: npt.NDArray[np.intp],
 ) -> Ints:
-    """``[tiles, TILE_FIELDS]`` of the rows with several query tokens, `queries` tokens per tile.
+    """``[tiles, TILE_FIELDS]`` of these rows of a step, `queries` tokens per tile.
 
     Rows with the most work come first. The tiles of one row and key head follow one another, those
     with the most keys first, so that those that run at one time find their keys in the device's
     cache.
     """
     counts, lengths = np.asarray(query_lens, np.int64), np.asarray(kv_lens, np.int64)
-    rows = np.flatnonzero(counts > 1)
     work = counts[rows] * (2 * lengths[rows] - counts[rows])
     rows = rows[np.argsort(-work, kind="stable")]
     starts = np.cumsum(counts) - counts

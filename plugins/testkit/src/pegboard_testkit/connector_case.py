@@ -13,7 +13,16 @@ from pegboard.testing.toy import toy_generate
 from pegboard.testing.toy_engine import ToyEngine, toy_request
 from pegboard.testing.toy_paged import Faults
 
-__all__ = ["Storm", "check_answers", "distortion", "family", "requests", "run", "spoiling"]
+__all__ = [
+    "Storm",
+    "check_answers",
+    "distortion",
+    "family",
+    "loaded_entries",
+    "requests",
+    "run",
+    "spoiling",
+]
 
 _NOBODY = 10**9
 """An id that was never given."""
@@ -143,16 +152,25 @@ class Storm:
         assert told == (whole if reason == "length" else whole[: len(told)]), f"{name} differs"
 
 
+def loaded_entries(engine: ToyEngine) -> set[int]:
+    """Entries of block tables that the engine's loads filled, in any group."""
+    steps = [plan.connector for plan in engine.plans if plan.connector is not None]
+    pieces = [piece for step in steps for load in step.loads for piece in load.pieces]
+    return {piece.entry for piece in pieces}
+
+
 def spoiling(entry: int) -> Faults:
     """Loads fail at this entry of the block table, in every group."""
     return Faults(spoils=lambda load, piece: piece.entry == entry)
 
 
 def distortion(how: str) -> Callable[[TransferReport], TransferReport]:
-    """Something that happens to reports on their way."""
+    """Something that happens to reports on their way; nothing does if `how` is "none"."""
     kept: list[TransferReport] = []
 
     def distort(report: TransferReport) -> TransferReport:
+        if how == "none":
+            return report
         if how == "missing":
             report.received, report.saved, report.sent = [], [], []
         elif how == "unknown":

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from pegboard_platform_cuda.kernels.overlap import overlap, wait
 
-__all__ = ["gelu_tanh", "gelu_tanh_mul", "silu", "silu_mul"]
+__all__ = ["gated", "gelu_tanh", "gelu_tanh_mul", "silu", "silu_mul"]
 
 _BLOCK = 1024
 
@@ -26,6 +26,14 @@ def gelu_tanh(x):
     """GELU by the tanh approximation, in float32; tanh(u) = 1 - 2 / (exp(2 u) + 1)."""
     inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
     return x * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))
+
+
+@triton.jit
+def gated(gate, up, KIND: tl.constexpr, SILU: tl.constexpr):
+    """Activation of the gate times up, each rounded to `KIND` where a plain op rounds."""
+    gate, up = gate.to(KIND).to(tl.float32), up.to(KIND).to(tl.float32)
+    active = silu(gate) if SILU else gelu_tanh(gate)
+    return (active.to(KIND).to(tl.float32) * up).to(KIND)
 
 
 @triton.jit

@@ -2,7 +2,8 @@
 
 Floor: the bytes of the weight over the read bandwidth: 4096 x 6144 in bfloat16 are 50 MB, 11.3 µs
 at 4.47 TB/s, to which a launch adds 1 to 2 µs. One row is multiplied by element, since the matrix
-units would be idle for fifteen sixteenths; more rows go through the matrix units, padded to 16. All
+units would be idle for fifteen sixteenths; more rows go through the matrix units, padded to 16 or
+more. All
 sums are in float32 and in a fixed order.
 """
 
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 
 from pegboard_platform_cuda.kernels.overlap import fetch, overlap, wait
-from pegboard_platform_cuda.tiles import FEW_ROWS, Tile, tile_for
+from pegboard_platform_cuda.tiles import TABLE_ROWS, Tile, tile_for
 
 __all__ = ["linear", "product"]
 
@@ -102,15 +103,17 @@ def _add_kernel(parts, out, size, SPLITS: tl.constexpr, BLOCK: tl.constexpr, EAR
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`pegboard.nn.ops.linear`: own kernels for few rows of 16-bit numbers, else the library."""
+    """`pegboard.nn.ops.linear`: own kernels for few rows of 16-bit numbers, and for more where the
+    table says so; else the library."""
     rows = x.shape[0]
-    if not 0 < rows <= FEW_ROWS or x.dtype != weight.dtype or weight.dtype not in _NARROW:
+    if not 0 < rows <= TABLE_ROWS or x.dtype != weight.dtype or weight.dtype not in _NARROW:
         return F.linear(x.to(weight.dtype), weight).to(x.dtype)
     return product(x, weight, tile_for(weight.shape[1], weight.shape[0], rows))
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """``x @ weight.T`` with up to 16 rows, cut as `tile` says; both in the same 16-bit type."""
+    """``x @ weight.T`` with up to `TABLE_ROWS` rows, cut as `tile` says; both in the same 16-bit
+    type."""
     if tile.kind == "library" or x.stride(1) != 1 or weight.stride(1) != 1:
         return F.linear(x, weight)
     rows, inputs = x.shape
@@ -144,7 +147,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
         weight.stride(0),
         N=outputs,
         K=inputs,
-        BM=16,
+        BM=max(16, triton.next_power_of_2(rows)),
         BN=tile.outputs,
         BK=tile.depth,
         SPLITS=tile.splits,

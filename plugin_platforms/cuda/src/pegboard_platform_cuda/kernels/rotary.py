@@ -37,18 +37,11 @@ def _scaled(x, scale, weight, KIND: tl.constexpr):
 
 
 @triton.jit
-def _code(x, scale):
-    """The 8-bit float nearest to ``x / scale``, at most ±448; not-a-number stays that."""
-    wide = tl.div_rn(x.to(tl.float32), scale)
-    bounded = tl.clamp(wide, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-    return bounded.to(tl.float8e4nv)
-
-
-@triton.jit
-def _stored(x, scale, CODED: tl.constexpr, KIND: tl.constexpr):
-    """`x` as the cache holds it; `scale` counts only if `CODED`."""
+def _stored(x, factor, CODED: tl.constexpr, KIND: tl.constexpr):
+    """`x` as the cache holds it; if `CODED`, the 8-bit float nearest to ``x * factor``. The
+    hardware's conversion itself makes ±448 of what is beyond, and keeps what is not a number."""
     if CODED:
-        return _code(x, scale)
+        return (x.to(tl.float32) * factor).to(tl.float8e4nv)
     else:
         return x.to(KIND)
 
@@ -81,6 +74,13 @@ def _joined_kernel(
     row = packed + token * token_stride + head[:, None] * head_stride
     if EARLY:
         wait()
+    # First what is needed last: the rest then hides how long it takes.
+    slot = tl.load(slots + token)
+    scale_of_key = 1.0
+    scale_of_value = 1.0
+    if CODED:
+        scale_of_key = tl.load(key_scale)
+        scale_of_value = tl.load(value_scale)
     low = tl.load(row + pair[None, :], mask=mask, other=0.0)
     high = tl.load(row + R // 2 + pair[None, :], mask=mask, other=0.0)
     kind = packed.dtype.element_ty
@@ -117,26 +117,30 @@ def _joined_kernel(
     mask = turns[:, None] & in_half[None, :]
     tl.store(row + pair[None, :], low, mask=mask)
     tl.store(row + R // 2 + pair[None, :], high, mask=mask)
-    slot = tl.load(slots + token)
-    kept = there & (head >= HEADS) & (slot >= 0)
+    if TAIL and NORM:
+        tl.store(row + rest[None, :], tail, mask=turns[:, None] & in_rest[None, :])
+    if (tl.program_id(1) + 1) * TILE <= HEADS:
+        return  # queries alone
+    # A row without a place has no heads to store: a bound, since some versions of the interpreter
+    # make a number of a vector of truths joined with a single one.
+    kept = (head >= HEADS) & (head < tl.where(slot >= 0, HEADS + 2 * KV_HEADS, 0))
     of_value = (head >= HEADS + KV_HEADS).to(tl.int64)
     kv_head = head - HEADS - of_value * KV_HEADS
     page = pages + (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * place_stride
     place = page + (of_value * kv_stride + kv_head * kv_head_stride)[:, None]
     stored = pages.dtype.element_ty
-    scale = 1.0
+    factor = 1.0
     if CODED:
-        scale = tl.where(of_value > 0, tl.load(value_scale), tl.load(key_scale))[:, None]
-    low = _stored(low, scale, CODED, stored)
-    high = _stored(high, scale, CODED, stored)
+        reciprocal = tl.div_rn(1.0, tl.where(of_value > 0, scale_of_value, scale_of_key))
+        factor = reciprocal[:, None]
     mask = kept[:, None] & in_half[None, :]
+    low = _stored(low, factor, CODED, stored)
+    high = _stored(high, factor, CODED, stored)
     tl.store(place + pair[None, :] * dim_stride, low, mask=mask)
     tl.store(place + (R // 2 + pair)[None, :] * dim_stride, high, mask=mask)
     if TAIL:
-        if NORM:
-            tl.store(row + rest[None, :], tail, mask=turns[:, None] & in_rest[None, :])
         mask = kept[:, None] & in_rest[None, :]
-        tail = _stored(tail, scale, CODED, stored)
+        tail = _stored(tail, factor, CODED, stored)
         tl.store(place + rest[None, :] * dim_stride, tail, mask=mask)
 
 
@@ -170,6 +174,11 @@ def _store_kernel(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
+    of_key = 1.0
+    of_value = 1.0
+    if CODED:
+        of_key = tl.div_rn(1.0, tl.load(key_scale))
+        of_value = tl.div_rn(1.0, tl.load(value_scale))
     if slot >= 0:
         head = tl.program_id(1) * TILE + tl.arange(0, TILE)
         feature = tl.arange(0, BLOCK)
@@ -177,25 +186,20 @@ def _store_kernel(
         page = pages + (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * place_stride
         place = page + head.to(tl.int64)[:, None] * kv_head_stride + feature[None, :] * dim_stride
         kind = pages.dtype.element_ty
-        of_key = 1.0
-        of_value = 1.0
-        if CODED:
-            of_key = tl.load(key_scale)
-            of_value = tl.load(value_scale)
         source = key + token * key_token + head[:, None] * key_head + feature[None, :]
-        new = _stored(tl.load(source, mask=mask, other=0.0), of_key, CODED, kind)
-        tl.store(place, new, mask=mask)
+        new_key = tl.load(source, mask=mask, other=0.0)
         source = value + token * value_token + head[:, None] * value_head + feature[None, :]
-        new = _stored(tl.load(source, mask=mask, other=0.0), of_value, CODED, kind)
-        tl.store(place + kv_stride, new, mask=mask)
+        new_value = tl.load(source, mask=mask, other=0.0)
+        tl.store(place, _stored(new_key, of_key, CODED, kind), mask=mask)
+        tl.store(place + kv_stride, _stored(new_value, of_value, CODED, kind), mask=mask)
+
+
+_AXES = ("kv", "block", "token", "head", "dim")
 
 
 def _page_strides(kv: KVTensors) -> tuple[tuple[int, ...], int]:
-    """Strides of kv, block, token, head and dim, and the tokens of a block."""
-    axes, data = kv.layout.axes, kv.data
-    strides = data.stride()
-    found = tuple(strides[axes.index(axis)] for axis in ("kv", "block", "token", "head", "dim"))
-    return found, data.shape[axes.index("token")]
+    """Strides of `_AXES`, and the tokens of a block."""
+    return kv.strides(*_AXES), kv.data.shape[kv.layout.axes.index("token")]
 
 
 def _scales_of(kv: KVTensors, scales: Scales | None, spare: torch.Tensor) -> tuple[bool, Scales]:

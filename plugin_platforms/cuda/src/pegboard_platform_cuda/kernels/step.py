@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pegboard.nn.step_ops import FIXED, PER_GROUP, DecodeInputs
+from pegboard.nn.step_ops import FIXED, PER_GROUP, DecodeInputs, common_prefixes
 
 __all__ = ["decode_inputs"]
 
@@ -92,4 +92,5 @@ def decode_inputs(
             TILE=_TILE,
             num_warps=2,
         )
-    return DecodeInputs(slots, positions, ids, kv_lens, gathered, tuple(places))
+    prefixes = common_prefixes(columns, len(tables))
+    return DecodeInputs(slots, positions, ids, kv_lens, gathered, tuple(places), prefixes)

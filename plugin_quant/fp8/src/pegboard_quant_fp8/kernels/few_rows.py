@@ -14,6 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pegboard_quant_fp8.kernels.parts import arrive, gather
+
 __all__ = ["few_rows", "one_row"]
 
 
@@ -132,18 +134,13 @@ def few_rows(
         out_at = out + m[:, None] * outputs + n[None, :]
         inside = kept[None, :] & (m[:, None] < rows)
         spread = kept[None, :] & (m[:, None] < ROWS)
-    done = 0
+    left = 0
+    step = outputs * ROWS
     if SPLIT > 1:
-        tl.store(partial + part * outputs * ROWS + place, total, mask=spread)
-        tl.debug_barrier()  # all of this tile's part is written before its arrival is
-        done = SPLIT - 1 - tl.atomic_add(arrivals + tile, 1, sem="acq_rel")
-    if done == 0:  # the last to arrive adds the parts, in their order, whoever it is
+        left = arrive(total, partial + part * step + place, spread, arrivals + tile, SPLIT)
+    if left == 0:  # the last to arrive adds the parts, in their order, whoever it is
         if SPLIT > 1:
-            total = tl.zeros_like(total)
-            for other in range(SPLIT):
-                at = partial + other * outputs * ROWS + place
-                total += tl.load(at, mask=spread, other=0.0, cache_modifier=".cg")
-            tl.store(arrivals + tile, 0)
+            total = gather(total, partial + place, step, spread, arrivals + tile, SPLIT)
         if not GROUP:
             factor = tl.load(scale + n, mask=kept, other=0.0)
             if WIDE:

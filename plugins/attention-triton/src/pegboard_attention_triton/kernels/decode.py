@@ -1,15 +1,19 @@
 """Rows with one query token: split-KV decoding.
 
-A step's rows are cut into *pieces* of about equal length, so that short and long rows keep the
-device equally busy; `cut_rows` does that on the device, once per step, so that a recorded step
-follows the lengths of its replay. `decode` runs one program per piece and key head, in which the
-query heads of that key head share every key that is read. Of a row in several pieces, each piece
-stores its state and the one that ends last joins them, always in the order of the tokens, so
-that the result does not depend on which one that was.
+A step's rows are cut into *pieces* of about equal length, see `cut`; that happens on the device,
+once per step, so that a recorded step follows the lengths of its replay. `decode` runs one program
+per piece and key head, in which the query heads of that key head share every key that is read. Of a
+row in several pieces, each piece stores its state and the one that ends last joins them, always in
+the order of the tokens, so that the result does not depend on which one that was.
+
+A piece of the beginning that all rows share is read once for a *band* of rows. It stores a state
+for each of them, to be joined with those of the row's own pieces. The same launch does both, so
+that a step whose rows share nothing is spared one; the lanes of a band are bounded by the registers
+of a program that is made for single rows.
 
 Bytes bound it: a step reads each key and value once, 2 * kv heads * dim * element bytes per token.
-Of 8-bit floats that is half of what bfloat16 takes; to widen them in registers costs two
-instructions for each, about 30 % of what the processors can issue while the bytes arrive.
+Of 8-bit floats that is half of what bfloat16 takes. In registers they become float16, two with one
+instruction, whatever the type of the queries: to bfloat16 the way would be four times as long.
 """
 
 from __future__ import annotations
@@ -17,79 +21,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pegboard_attention_triton.kernels.cut import BAND
 from pegboard_attention_triton.kernels.softmax import (
     FLOOR,
     absorb,
+    absorb_pairs,
     begin_with,
-    halves,
+    narrowed,
     page_offsets,
-    weigh,
-    widened,
+    whole,
 )
 
-__all__ = ["PIECE_FIELDS", "cut_rows", "decode"]
-
-PIECE_FIELDS = 8
-"""int32 numbers per piece: row or -1, query token, first place, end of places, first token that the
-query sees, pieces of the row, where their states begin, which of them it is."""
-
-
-@triton.jit(do_not_specialize=["rows", "room"])
-def cut_rows(
-    kv_lens: tl.tensor,
-    query_starts: tl.tensor,
-    pieces: tl.tensor,
-    rows: tl.tensor,
-    room: tl.tensor,
-    KIND: tl.constexpr,
-    SPAN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
-) -> None:
-    """Fill ``pieces [room, PIECE_FIELDS]`` for the rows that have one query token.
-
-    A piece has about the sum of all lengths over `PARTS` tokens, a multiple of `TILE`; those of one
-    row are equally long, the last one may be shorter. One program.
-    """
-    row = tl.arange(0, ROWS)
-    length = tl.load(kv_lens + row, mask=row < rows, other=0)
-    token = tl.load(query_starts + row, mask=row < rows, other=0)
-    after = tl.load(query_starts + row + 1, mask=row < rows, other=0)
-    chosen = (row < rows) & (after - token == 1)
-    if KIND == "sliding":
-        low = tl.maximum(length - SPAN, 0)
-    elif KIND == "chunked":
-        low = tl.maximum(length - 1, 0) // SPAN * SPAN
-    else:
-        low = tl.zeros([ROWS], tl.int32)
-    start = low // BLOCK * BLOCK
-    places = tl.where(chosen, length - start, 0)
-    share = tl.cdiv(tl.sum(places.to(tl.int64), 0), PARTS * TILE).to(tl.int32)
-    share = tl.maximum(share, 1) * TILE
-    # The nearest number of pieces, all of one length: a short rest would cost a piece and a join.
-    count = tl.maximum((places + share // 2) // share, 1)
-    step = tl.maximum(tl.cdiv(tl.cdiv(places, count), TILE), 1) * TILE
-    count = tl.where(chosen, tl.maximum(tl.cdiv(places, step), 1), 0)
-    first = tl.cumsum(count, 0) - count
-    joined = tl.where(count > 1, count, 0)
-    states = tl.cumsum(joined, 0) - joined
-    for which in range(0, tl.max(count, 0)):
-        here = which < count
-        at = pieces + (first + which) * 8
-        begin = start + which * step
-        tl.store(at, row, here)
-        tl.store(at + 1, token, here)
-        tl.store(at + 2, begin, here)
-        tl.store(at + 3, tl.minimum(begin + step, length), here)
-        tl.store(at + 4, low, here)
-        tl.store(at + 5, count, here)
-        tl.store(at + 6, states, here)
-        tl.store(at + 7, tl.zeros([ROWS], tl.int32) + which, here)
-    for unused in range(tl.sum(count, 0), room, ROWS):
-        place = unused + row
-        tl.store(pieces + place * 8, tl.full([ROWS], -1, tl.int32), place < room)
+__all__ = ["decode"]
 
 
 @triton.jit(do_not_specialize_on_alignment=["table", "pieces"], do_not_specialize=["table_row"])
@@ -120,6 +63,7 @@ def decode(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     JOIN: tl.constexpr,
+    LANES: tl.constexpr,
     DOT: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
@@ -130,7 +74,9 @@ def decode(
 
     ``states [.., HEADS, DIM]`` and ``marks [.., HEADS, 2]`` hold the state of pieces that are to be
     joined: weighted sums, peak and total. ``arrivals [rows, key heads]`` is 0 between launches.
-    `JOIN` pieces are joined at a time. `k_scale` and `v_scale` are what stored keys and values are
+    `JOIN` pieces are joined at a time. `LANES` are pairs of a row and a query head that a band has
+    room for; 0 if there are no bands.
+    `k_scale` and `v_scale` are what stored keys and values are
     multiples of, if `SCALED`: they multiply scores and results.
     """
     KV_HEADS: tl.constexpr = HEADS // GROUP
@@ -139,6 +85,15 @@ def decode(
     head = tl.program_id(0)
     piece = pieces + tl.program_id(1) * 8
     row = tl.load(piece)
+    if LANES:
+        if row == BAND:
+            serve_band(
+                query, out, kv, sinks, table, pieces, piece, states, marks, arrivals, head, k_scale,
+                v_scale, query_token, query_head, kv_side, kv_block, kv_head, kv_token, table_row,
+                scale, cap, HEADS, GROUP, DIM, BLOCK, TILE, JOIN, LANES, DOT, SOFT_CAP, SINKS,
+                SCALED,
+            )  # fmt: skip
+            return
     if row < 0:
         return
     token = tl.load(piece + 1).to(tl.int64)
@@ -155,7 +110,7 @@ def decode(
     heads = head * GROUP + lane
     asked = tl.load(
         query + token * query_token + heads[:, None] * query_head + dim[None, :], live, 0.0
-    ).to(DOT)
+    )
     result_scale = 1.0
     if SCALED:
         scale *= tl.load(k_scale)
@@ -163,6 +118,7 @@ def decode(
         pairs = kv.to(tl.pointer_type(tl.uint16), bitcast=True)
         pair = tl.arange(0, WIDTH // 2)
         odd = tl.zeros([FOLD, WIDTH // 2], tl.float32)
+    asked, scale = narrowed(asked, scale, DOT)
     acc = tl.zeros([FOLD, WIDTH // 2 if SCALED else WIDTH], tl.float32)
     total = tl.zeros([FOLD], tl.float32)
     peak = tl.full([FOLD], FLOOR, tl.float32)
@@ -177,21 +133,15 @@ def decode(
         where = page_offsets(blocks, place, seen, offset, kv_block, kv_token, BLOCK)
         spots = kv + where[:, None] + dim[None, :]
         wanted = seen[:, None] & (dim < DIM)[None, :]
-        key = widened(tl.load(spots, wanted, 0.0), DOT)
+        key = tl.load(spots, wanted, 0.0).to(DOT)
         if SCALED:
-            # A product takes pairs of numbers of two tokens. Of 16-bit ones the hardware makes them
-            # as it reads them; so two numbers of a token are read as one, and then told apart.
             wanted = seen[:, None] & (pair < DIM // 2)[None, :]
             found = tl.load(pairs + ((where + kv_side) // 2)[:, None] + pair[None, :], wanted, 0)
-            even_value, odd_value = halves(found, DOT)
-            weight, fade, total, peak = weigh(
-                total, peak, asked, key, seen[None, :], scale, cap, True, SOFT_CAP
+            acc, odd, total, peak = absorb_pairs(
+                acc, odd, total, peak, asked, key, found, seen[None, :], scale, cap, True, SOFT_CAP
             )
-            weight = weight.to(DOT)
-            acc = tl.dot(weight, even_value, acc * fade[:, None], input_precision="ieee")
-            odd = tl.dot(weight, odd_value, odd * fade[:, None], input_precision="ieee")
         else:
-            value = widened(tl.load(spots + kv_side, wanted, 0.0), DOT)
+            value = tl.load(spots + kv_side, wanted, 0.0).to(DOT)
             acc, total, peak = absorb(
                 acc, total, peak, asked, key, value, seen[None, :], scale, cap, True, SOFT_CAP
             )
@@ -214,6 +164,120 @@ def decode(
                 out, states, marks, token, base, count, head, result_scale, HEADS, GROUP, DIM, JOIN
             )
             tl.store(arrived, 0)
+
+
+@triton.jit
+def serve_band(
+    query: tl.tensor,
+    out: tl.tensor,
+    kv: tl.tensor,
+    sinks: tl.tensor,
+    table: tl.tensor,
+    pieces: tl.tensor,
+    piece: tl.tensor,
+    states: tl.tensor,
+    marks: tl.tensor,
+    arrivals: tl.tensor,
+    head: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
+    query_token: tl.tensor,
+    query_head: tl.tensor,
+    kv_side: tl.tensor,
+    kv_block: tl.tensor,
+    kv_head: tl.tensor,
+    kv_token: tl.tensor,
+    table_row: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    JOIN: tl.constexpr,
+    LANES: tl.constexpr,
+    DOT: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    SCALED: tl.constexpr,
+) -> None:
+    """The piece of a band and one key head: a state for each row, and the join of those rows whose
+    last piece this is."""
+    KV_HEADS: tl.constexpr = HEADS // GROUP
+    WIDTH: tl.constexpr = max(32 if SCALED else 16, triton.next_power_of_2(DIM))
+    lines = pieces + (tl.num_programs(1) + tl.load(piece + 1)) * 8
+    start = tl.load(piece + 2)
+    stop = tl.load(piece + 3)
+    rows = tl.load(piece + 4)
+    which = tl.load(piece + 7)
+
+    lane = tl.arange(0, LANES)
+    dim = tl.arange(0, WIDTH)
+    held = lane // GROUP < rows
+    line = lines + lane // GROUP * 8
+    row = tl.load(line, held, 0)
+    token = tl.load(line + 1, held, 0).to(tl.int64)
+    live = held[:, None] & (dim < DIM)[None, :]
+    heads = head * GROUP + lane % GROUP
+    asked = tl.load(
+        query + token[:, None] * query_token + heads[:, None] * query_head + dim[None, :], live, 0.0
+    )
+    result_scale = 1.0
+    if SCALED:
+        scale *= tl.load(k_scale)
+        result_scale = tl.load(v_scale)
+        pairs = kv.to(tl.pointer_type(tl.uint16), bitcast=True)
+        pair = tl.arange(0, WIDTH // 2)
+        odd = tl.zeros([LANES, WIDTH // 2], tl.float32)
+    asked, scale = narrowed(asked, scale, DOT)
+    acc = tl.zeros([LANES, WIDTH // 2 if SCALED else WIDTH], tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    peak = tl.full([LANES], FLOOR, tl.float32)
+    if SINKS:
+        if which == 0:
+            peak, total = begin_with(sinks + heads, held)
+    blocks = table + tl.load(lines).to(tl.int64) * table_row
+    offset = head.to(tl.int64) * kv_head
+    for at in range(start, stop, TILE):  # whole tiles, which every row sees
+        place = at + tl.arange(0, TILE)
+        where = page_offsets(blocks, place, None, offset, kv_block, kv_token, BLOCK)
+        spots = kv + where[:, None] + dim[None, :]
+        key = whole(spots, dim, DIM).to(DOT)
+        if SCALED:
+            twos = pairs + ((where + kv_side) // 2)[:, None] + pair[None, :]
+            found = whole(twos, pair, DIM // 2)
+            acc, odd, total, peak = absorb_pairs(
+                acc, odd, total, peak, asked, key, found, None, scale, cap, False, SOFT_CAP
+            )
+        else:
+            value = whole(spots + kv_side, dim, DIM).to(DOT)
+            acc, total, peak = absorb(
+                acc, total, peak, asked, key, value, None, scale, cap, False, SOFT_CAP
+            )
+    if SCALED:
+        acc = tl.interleave(acc, odd)
+
+    spot = (tl.load(line + 6, held, 0) + which) * HEADS + heads
+    tl.store(states + spot.to(tl.int64)[:, None] * DIM + dim[None, :], acc, live)
+    tl.store(marks + spot * 2, peak, held)
+    tl.store(marks + spot * 2 + 1, total, held)
+    tl.debug_barrier()  # all of it is stored before this program counts as arrived
+    chosen = held & (lane % GROUP == 0)  # one lane of each row
+    counters = arrivals + row * KV_HEADS + head
+    arrived = tl.atomic_add(counters, 1, chosen, sem="acq_rel", scope="gpu")
+    for nth in range(0, rows):
+        others = tl.sum(tl.where(lane == nth * GROUP, arrived, 0), 0)
+        own = lines + nth * 8
+        count = tl.load(own + 5)
+        if others == count - 1:
+            token_of = tl.load(own + 1).to(tl.int64)
+            base = tl.load(own + 6)
+            join(
+                out, states, marks, token_of, base, count, head, result_scale, HEADS, GROUP, DIM,
+                JOIN,
+            )  # fmt: skip
+            tl.store(arrivals + tl.load(own) * KV_HEADS + head, 0)
 
 
 @triton.jit

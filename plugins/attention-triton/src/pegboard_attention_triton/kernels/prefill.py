@@ -17,8 +17,9 @@ from pegboard_attention_triton.kernels.softmax import (
     FLOOR,
     absorb,
     begin_with,
+    narrowed,
     page_offsets,
-    widened,
+    whole,
 )
 
 __all__ = ["TILE_FIELDS", "prefill"]
@@ -66,21 +67,17 @@ def prefill(
     tile = tiles + tl.program_id(0) * 5
     row = tl.load(tile).to(tl.int64)
     head = tl.load(tile + 1)
-    token = tl.load(tile + 2)
     count = tl.load(tile + 3)
     position = tl.load(tile + 4)
 
-    pair = tl.arange(0, TILE_M)
     dim = tl.arange(0, WIDTH)
-    nth = pair // GROUP
-    live = (nth < count)[:, None] & (dim < DIM)[None, :]
-    tokens = (token + nth).to(tl.int64)
-    heads = head * GROUP + pair % GROUP
+    nth, tokens, heads, held = pairs_of(tile, GROUP, TILE_M)
+    live = held[:, None] & (dim < DIM)[None, :]
     asked = tl.load(
         query + tokens[:, None] * query_token + heads[:, None] * query_head + dim[None, :],
         live,
         0.0,
-    ).to(DOT)
+    )
 
     # Of its request: where each query stands, and the first token that each sees.
     where = position + nth
@@ -106,11 +103,21 @@ def prefill(
     if SCALED:
         scale *= tl.load(k_scale)
         result_scale = tl.load(v_scale)
+    asked, scale = narrowed(asked, scale, DOT)
+    if tl.float16 == DOT and query.dtype.element_ty == tl.bfloat16:
+        # Queries stay in shared memory only if they were loaded as they are; else each warp holds
+        # its own in registers, of which there are too few. So they are stored and loaded: the
+        # place of the result is this program's alone, and as large.
+        spare = out.to(tl.pointer_type(DOT), bitcast=True)
+        spare += (tokens * HEADS + heads)[:, None] * DIM + dim[None, :]
+        tl.store(spare, asked, live)
+        tl.debug_barrier()
+        asked = tl.load(spare, live, 0.0)
     acc = tl.zeros([TILE_M, WIDTH], tl.float32)
     total = tl.zeros([TILE_M], tl.float32)
     peak = tl.full([TILE_M], FLOOR, tl.float32)
     if SINKS:
-        peak, total = begin_with(sinks + heads, nth < count)
+        peak, total = begin_with(sinks + heads, held)
     blocks = table + row * table_row
     offset = head.to(tl.int64) * kv_head
     if KIND != "full":
@@ -128,8 +135,21 @@ def prefill(
     )  # fmt: skip
 
     result = acc * (result_scale / tl.where(total == 0.0, 1.0, total))[:, None]
+    # Read once more, not held in registers until here.
+    _, tokens, heads, held = pairs_of(tile, GROUP, TILE_M)
+    live = held[:, None] & (dim < DIM)[None, :]
     target = out + (tokens * HEADS + heads)[:, None] * DIM + dim[None, :]
     tl.store(target, result.to(out.dtype.element_ty), live)
+
+
+@triton.jit
+def pairs_of(tile: tl.tensor, GROUP: tl.constexpr, TILE_M: tl.constexpr) -> tl.tensor:
+    """The pairs of a query token and a head of a tile: token in the tile, in the step, head, and
+    whether the pair exists; ``[TILE_M]`` each."""
+    pair = tl.arange(0, TILE_M)
+    nth = pair // GROUP
+    tokens = (tl.load(tile + 2) + nth).to(tl.int64)
+    return nth, tokens, tl.load(tile + 1) * GROUP + pair % GROUP, nth < tl.load(tile + 3)
 
 
 @triton.jit
@@ -176,20 +196,16 @@ def visit(
             wanted = valid[:, None] & (dim < DIM)[None, :]
             key = tl.load(spots, wanted, 0.0)
             value = tl.load(spots + kv_side, wanted, 0.0)
-        elif dim.shape[0] != DIM:
-            wanted = (dim < DIM)[None, :]
-            key = tl.load(spots, wanted, 0.0)
-            value = tl.load(spots + kv_side, wanted, 0.0)
         else:
-            key = tl.load(spots)
-            value = tl.load(spots + kv_side)
+            key = whole(spots, dim, DIM)
+            value = whole(spots + kv_side, dim, DIM)
         acc, total, peak = absorb(
             acc,
             total,
             peak,
             asked,
-            widened(key, DOT),
-            widened(value, DOT),
+            key.to(DOT),
+            value.to(DOT),
             seen,
             scale,
             cap,
