@@ -121,7 +121,7 @@ def prefill_variant(
 def fresh_variant(dtype: str, dim: int, group: int, launch: PrefillLaunch, **more: Any) -> Any:
     constants = {**sizes(dtype, dim, group, **more), "TILE": launch.tile}
     constants["TILE_M"] = max(launch.pairs, triton.next_power_of_2(group))
-    for name in ("BLOCK", "DOT"):
+    for name in ("BLOCK", "DOT", "SCALED"):
         del constants[name]
     return build(fresh, dtype, constants, launch.warps, launch.stages)
 
@@ -153,6 +153,9 @@ def variants() -> Iterator[tuple[str, Any]]:
     yield "prefill fp16 128 sliding", prefill_variant("fp16", 128, 7, SLIDING)
     for dim, group in ((64, 8), (80, 1), (128, 1), (128, 4), (256, 8)):
         yield f"decode bf16 {dim} {group} coded", decode_variant("bf16", dim, group, coded=True)
+    for dim, group in ((64, 8), (80, 1), (128, 4), (128, 8), (256, 8)):
+        name = f"decode bf16 {dim} {group} bands coded"
+        yield name, decode_variant("bf16", dim, group, bands=True, coded=True)
     for dim in (64, 128, 256):
         yield f"prefill bf16 {dim} coded", prefill_variant("bf16", dim, 4, coded=True)
     yield "decode fp16 128 4 coded", decode_variant("fp16", 128, 4, coded=True)

@@ -93,6 +93,34 @@ def test_rounding_to_eight_bits_costs_no_more_than_the_format_says(rows: Rows) -
         assert error.mean() < 0.03, "far beyond what independent roundings add up to"
 
 
+@pytest.mark.parametrize("power", [100, -90])
+@pytest.mark.parametrize("rows", [[(1, 300), (1, 7)], [(9, 40)]], ids=["decode", "prefill"])
+def test_queries_beyond_the_range_of_float16_meet_eight_bit_keys_exactly(
+    rows: Rows, power: int
+) -> None:
+    case = case_of(rows, dtype="bfloat16", kv_dtype="float8_e4m3fn", heads=4)
+    case.queries = [query * torch.logspace(-2, 2, 4).to(query)[:, None] for query in case.queries]
+    wanted = case.run(rows)
+    case.queries = [query * 2.0**power for query in case.queries]
+    case.layer = attrs.evolve(case.layer, k_scale=torch.tensor(2.0**-power))
+    for found, one in zip(case.run(rows), wanted, strict=True):
+        assert torch.equal(found, one) and one.isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [[(1, 300)], [(9, 40)]], ids=["decode", "prefill"])
+def test_many_small_weights_of_eight_bit_values_add_up(rows: Rows) -> None:
+    case = case_of(rows, dtype="bfloat16", kv_dtype="float8_e4m3fn", head_size=16)
+    for part in (case.queries[0], case.keys[0], case.values[0]):
+        part.zero_()
+    case.queries[0][..., 0] = 1.0
+    case.keys[0][0, :, 0] = 104.0  # the others have 2^-26 of its weight, and all that counts
+    case.values[0][1:] = 1.0
+    case.fill(rows)
+    found, wanted = case.run(rows)[0], case.expected(rows)[0]
+    assert wanted.min() > 0 and wanted.max() < 1e-5
+    torch.testing.assert_close(found.double(), wanted, rtol=2e-2, atol=0.0)
+
+
 def test_pages_of_others_are_never_read_as_eight_bit_numbers() -> None:
     rows = [(1, 40), (9, 25), (1, 300)]
     case = case_of(rows, kv_dtype="float8_e4m3fn")

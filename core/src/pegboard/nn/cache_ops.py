@@ -33,8 +33,8 @@ def store_kv(
 
     A place is ``block * block size + offset``, -1 for nowhere. Values take the dtype of the cache.
     Those of a cache of 8-bit floats are multiplied with the reciprocals of `scales` first (None: of
-    1), in float32, and what is beyond ±448 then becomes that; other caches hold them as they are, with scales or
-    without.
+    1), in float32, and what is beyond ±448 then becomes that; other caches hold them as they are,
+    with scales or without.
     """
     pages = paged_view(kv)
     kept = slots >= 0

@@ -46,8 +46,8 @@ def narrowed(query: tl.tensor, scale: tl.tensor, DOT: tl.constexpr) -> tl.tensor
     """``query [m, d]`` in the type of the products, and `scale` for products with it.
 
     float16 has the digits of bfloat16, but not its range: the largest number of a query comes to
-    lie between 2^14 and 2^15 by a power of two, by which its scale is divided, ``[m, 1]``. What then
-    is rounded is less than 2^-31 of the largest.
+    lie between 2^14 and 2^15 by a power of two, by which its scale is divided, ``[m, 1]``. Then
+    only what is less than 2^-31 of the largest is rounded.
     """
     if tl.float16 == DOT and query.dtype == tl.bfloat16:
         wide = query.to(tl.float32)
@@ -63,7 +63,7 @@ def narrowed(query: tl.tensor, scale: tl.tensor, DOT: tl.constexpr) -> tl.tensor
 @triton.jit
 def half(pairs: tl.tensor, SECOND: tl.constexpr, DOT: tl.constexpr) -> tl.tensor:
     """Of pairs of 8-bit floats, read as 16-bit numbers, the first or the second ones."""
-    BY_HAND: tl.constexpr = DOT == tl.float16 and not INTERPRETED
+    BY_HAND: tl.constexpr = tl.float16 == DOT and not INTERPRETED
     if not BY_HAND:
         code = pairs >> 8 if SECOND else pairs & 0xFF
         return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(DOT)
@@ -101,7 +101,8 @@ def whole(spots: tl.tensor, dim: tl.tensor, DIM: tl.constexpr) -> tl.tensor:
     if dim.shape[0] == DIM:
         return tl.load(spots)
     else:
-        return tl.load(spots, (dim < DIM)[None, :], 0)
+        nothing: tl.constexpr = 0.0 if spots.dtype.element_ty.is_floating() else 0
+        return tl.load(spots, (dim < DIM)[None, :], nothing)
 
 
 @triton.jit
