@@ -101,6 +101,18 @@ def test_preempted_requests_give_the_tokens_of_the_cpu(tiny: Path, alone: LLM) -
     assert_same(compare_with_alone(alone, outputs))
 
 
+@pytest.mark.parametrize("eager", [True, False])
+def test_eight_bit_keys_and_values_give_the_tokens_of_the_cpu(tiny: Path, eager: bool) -> None:
+    """A number near the middle of two 8-bit floats may become either on the one and the other."""
+    options: dict[str, Any] = {"kv_cache_dtype": "fp8", "max_num_batched_tokens": CONTEXT}
+    with open_engine(tiny, enforce_eager=eager, max_num_seqs=8, **options) as llm:
+        outputs = generate(llm, prompts(9), greedy(24))
+        assert (facts(llm).get("replays", 0) > 0) != eager
+    with open_engine(tiny, platform="cpu", enable_prefix_caching=False, **options) as alone:
+        found = compare_with_alone(alone, outputs)
+    assert_same(found, gap=0.05, logprob=0.05)
+
+
 def sampled(tiny: Path, requests: list[list[int]], params: Any, **options: Any) -> list[list[int]]:
     with open_engine(tiny, max_num_seqs=16, **options) as llm:
         return [list(output.outputs[0].token_ids) for output in generate(llm, requests, params)]

@@ -121,3 +121,22 @@ def test_a_setting_given_by_both_names_is_refused_even_with_equal_values() -> No
 def test_a_bad_alias_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make(**options)
+
+
+@pytest.mark.parametrize("given", ["fp8", "fp8_e4m3", "float8_e4m3fn"])
+def test_the_names_of_8_bit_floats_mean_one_dtype_of_the_cache(given: str) -> None:
+    assert make(kv_cache_dtype=given).kv_cache_dtype == "float8_e4m3fn"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype='fp8_e5m2' .* one of auto, float32"),
+        ({"dtype": "fp8"}, "dtype='fp8' .* one of auto, float32, bfloat16, float16$"),
+    ],
+)
+def test_other_8_bit_floats_and_products_of_them_are_refused(
+    options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make(**options)

@@ -117,7 +117,9 @@ def test_without_a_tokeniser_the_reason_is_kept(resolve: Resolve) -> None:
     assert model.eos_token_ids == (1,)
 
 
-@pytest.mark.parametrize(("asked", "cache"), [("auto", "float32"), ("float16", "float16")])
+@pytest.mark.parametrize(
+    ("asked", "cache"), [("auto", "float32"), ("float16", "float16"), ("fp8", "float8_e4m3fn")]
+)
 def test_the_cache_dtype_is_decided_for_slots_that_leave_it_open(
     asked: str, cache: str, resolve: Resolve
 ) -> None:

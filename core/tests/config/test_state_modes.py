@@ -45,6 +45,12 @@ def test_only_states_that_leave_their_dtype_open_take_the_caches() -> None:
     assert [state.dtype for state in settled("align").states] == ["bfloat16", "float32"]
 
 
+def test_states_stay_in_the_compute_dtype_where_keys_and_values_have_8_bits() -> None:
+    states = settled("align", kv_cache_dtype="fp8").states
+    assert [state.dtype for state in states] == ["bfloat16", "float32"]
+    assert settled("align", kv_cache_dtype="float16").states[0].dtype == "float16"
+
+
 def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"mamba_cache_mode='some'.*auto, none, align, all"):
         EngineConfig(model="m", mamba_cache_mode="some")

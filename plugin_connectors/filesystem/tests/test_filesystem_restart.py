@@ -72,7 +72,12 @@ def test_after_a_restart_the_prompts_come_from_the_disk(model: Path, tmp_path: P
 
 @pytest.mark.parametrize(
     "options",
-    [{"dtype": "bfloat16"}, {"block_size": 32}, {"kv_cache_dtype": "bfloat16"}],
+    [
+        {"dtype": "bfloat16"},
+        {"block_size": 32},
+        {"kv_cache_dtype": "bfloat16"},
+        {"kv_cache_dtype": "fp8"},
+    ],
     ids=str,
 )
 def test_engines_that_compute_otherwise_find_nothing(

@@ -65,22 +65,31 @@ def capture(report: Callable[[Any], None]) -> None:
     triton.runtime.driver.set_active(HostDriver())
 
 
-BF16 = torch.bfloat16
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 
-def heads(parts: int, kv_heads: int, size: int, rotated: int, norm: bool, tokens: int = 3) -> None:
+def heads(
+    parts: int,
+    kv_heads: int,
+    size: int,
+    rotated: int,
+    norm: bool,
+    tokens: int = 3,
+    stored: torch.dtype = BF16,
+) -> None:
     from pegboard_platform_cuda import ops
 
     layout = KVLayout("pages", ("block", "kv", "head", "token", "dim"))
-    spec = FullAttentionSpec(kv_heads, size, "bfloat16")
-    kv = KVTensors("0", 0, spec, layout, torch.empty(layout.shape(spec, 4, 16), dtype=BF16))
+    spec = FullAttentionSpec(kv_heads, size, str(stored).removeprefix("torch."))
+    kv = KVTensors("0", 0, spec, layout, torch.empty(layout.shape(spec, 4, 16), dtype=stored))
     packed = torch.empty(tokens, parts, size, dtype=BF16)
     index = torch.zeros(tokens, dtype=torch.int64)
     table = torch.empty(64, rotated)
     norms = (torch.empty(size), torch.empty(size), 1e-6) if norm else None
-    ops.qk_norm_rope_store(packed, kv_heads, norms, index, table, kv, index)
+    scales = (torch.ones(()), torch.ones(()))
+    ops.qk_norm_rope_store(packed, kv_heads, norms, index, table, kv, index, scales)
     ops.rope(packed, index, table)
-    ops.store_kv(packed[:, :kv_heads], packed[:, :kv_heads], kv, index)
+    ops.store_kv(packed[:, :kv_heads], packed[:, :kv_heads], kv, index, scales)
 
 
 def rows(size: int, dtype: torch.dtype = BF16, count: int = 3) -> None:
@@ -171,6 +180,8 @@ CASES: dict[str, Callable[[], None]] = {
     "overlapping heads": lambda: overlapping(lambda: heads(32, 8, 128, 128, norm=True)),
     "heads of 128": lambda: heads(48, 8, 128, 128, norm=False),
     "normed heads of 128": lambda: heads(32, 8, 128, 128, norm=True),
+    "heads of 128, stored as fp8": lambda: heads(48, 8, 128, 128, norm=False, stored=FP8),
+    "normed heads of 128, stored as fp8": lambda: heads(32, 8, 128, 128, norm=True, stored=FP8),
     "heads of 64": lambda: heads(15, 3, 64, 64, norm=False),
     "normed heads of 256": lambda: heads(6, 1, 256, 256, norm=True),
     "normed heads of 96 of which 24 turn": lambda: heads(6, 1, 96, 24, norm=True),

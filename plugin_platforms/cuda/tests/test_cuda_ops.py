@@ -189,3 +189,46 @@ def test_the_joined_kernel_takes_no_tokens_and_strided_ones(device: torch.device
     agrees("qk_norm_rope_store", pages[0].data, pages[1].data)
     none = slots[:0]
     ops.qk_norm_rope_store(wide[:0, :, :16], 1, None, none, lookup, pages[0], none)
+
+
+STORED = [0.0, 1.0, -3.3, 17.2, 17.0, 500.0, -1e9, 1e-3, 2.0**-10, float("inf"), float("nan")]
+"""Plain ones, ties, some beyond the largest number, and subnormal ones."""
+
+
+def eight_bit_caches(size: int, device: torch.device) -> list[KVTensors]:
+    return [cache(LAYOUTS[size % 3], 2, size, "float8_e4m3fn", device) for _ in range(2)]
+
+
+@pytest.mark.parametrize("scales", [None, (1.0, 1.0), (0.013, 2.6)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_eight_bit_keys_and_values_are_rounded_to_the_bit_as_the_plain_ops_do(
+    dtype: str, scales: tuple[float, float] | None, device: torch.device
+) -> None:
+    of_layer = None if scales is None else tuple(torch.tensor(s, device=device) for s in scales)
+    packed = 3 * rand(4, 5 + 2 * 2, 24, dtype=dtype, device=device)
+    packed[1, -1, : len(STORED)] = torch.tensor(STORED, device=device).to(packed.dtype)
+    slots = torch.tensor([9, 17, -1, 1], device=device)
+    found, plain = eight_bit_caches(24, device)
+    ops.store_kv(packed[:, 5:7], packed[:, 7:], found, slots, of_layer)
+    OPS["store_kv"].plain(packed[:, 5:7], packed[:, 7:], plain, slots, of_layer)
+    assert torch.equal(found.data.view(torch.uint8), plain.data.view(torch.uint8))
+    assert plain.data.isnan().sum() == 1
+
+
+@pytest.mark.parametrize(("size", "rotated"), [(16, 16), (24, 8)])
+def test_the_joined_kernel_stores_eight_bit_keys_and_values(
+    size: int, rotated: int, device: torch.device
+) -> None:
+    found, plain = eight_bit_caches(size, device)
+    packed = rand(4, 5 + 2 * 2, size, dtype="float32", device=device)
+    lookup, norms = table(device, rotated), norms_of("float32", size, device)
+    positions = torch.tensor([3, 49, 0, 7], device=device)
+    slots = torch.tensor([9, -1, 47, 1], device=device)
+    scales = tuple(torch.tensor(s, device=device) for s in (0.02, 0.3))
+    step = (2, norms, positions, lookup)
+    ops.qk_norm_rope_store(packed.clone(), *step, found, slots, scales)
+    OPS["qk_norm_rope_store"].plain(packed.clone(), *step, plain, slots, scales)
+    agree = found.data.view(torch.uint8) == plain.data.view(torch.uint8)
+    assert agree.double().mean() > 0.99, "a product may fall on the other side of a tie"
+    torch.testing.assert_close(found.data.float(), plain.data.float(), rtol=0.125, atol=2.0**-9)
+    assert (plain.data != 9.0).any()

@@ -4,41 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+from pegboard_testkit.interpreter import interpret_without_gpu
 
-def _interpret() -> None:
-    """Make up for two things that the interpreter does differently: it rounds to 8-bit floats
-    wrongly, and newer NumPy turns a bound of a loop into a number only when asked."""
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    convert, patch = interpreter._convert_float, interpreter._patch_lang_tensor
-
-    def converted(data: Any, source: Any, target: Any, rounding: Any) -> Any:
-        if target != tl.float8e4nv or source != tl.float32:
-            return convert(data, source, target, rounding)
-        wide = torch.from_numpy(np.array(data).view(np.float32)).clamp(-448, 448)
-        return wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._convert_float = converted
-    interpreter._patch_lang_tensor = patched
-
-
-if shutil.which("nvidia-smi") is None:
-    _interpret()
+# Triton asks when a kernel is defined, so this stands before any import of one.
+interpret_without_gpu()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pegboard_quant_fp8.config import read_plan
 from pegboard_quant_fp8.schemes import Scheme
 
 WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
 TOKENS = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True, "symmetric": True}
 
 
@@ -29,6 +30,19 @@ def scheme(raw: dict[str, Any], module: str = "model.layers.0.mlp.up_proj") -> S
     plan = read_plan(raw)
     assert plan is not None
     return plan.scheme(module, "linear")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"quant_method": "fp8", "kv_cache_scheme": "static"},
+        compressed(kv_cache_scheme=CACHE),
+        compressed(kv_cache_scheme=None),
+    ],
+)
+def test_scales_of_keys_and_values_change_nothing_for_weights(raw: dict[str, Any]) -> None:
+    without = {key: value for key, value in raw.items() if key != "kv_cache_scheme"}
+    assert scheme(raw) == scheme(without)
 
 
 def test_nothing_said_is_no_plan() -> None:
@@ -171,6 +185,8 @@ def test_a_malformed_long_form_is_refused(raw: dict[str, Any], message: str) -> 
         (compressed(format="pack-quantized"), "format='pack-quantized'"),
         (compressed(quantization_status="calibration"), "quantization_status='calibration'"),
         (compressed(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (compressed(kv_cache_scheme={**CACHE, "strategy": "attn_head"}), "attn_head"),
+        (compressed(kv_cache_scheme={**CACHE, "dynamic": True}), "dynamic scales"),
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config"),
         (compressed(transform_config={"a": 1}), "transform_config"),
         (compressed({"weights": {**WEIGHTS, "num_bits": 4}}), "num_bits=4"),

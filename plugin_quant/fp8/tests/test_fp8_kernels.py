@@ -278,7 +278,7 @@ def test_narrow_layers_are_split_along_their_inputs(outputs: int, inputs: int, s
 
 def test_the_launch_of_coded_rows_follows_rows_and_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert coded_launch(28672, 4096, 32) == CodedLaunch()
-    assert coded_launch(4096, 14336, 200) == CodedLaunch(tile_k=128, warps=8, split=8)
+    assert coded_launch(4096, 14336, 200) == CodedLaunch(tile_k=128, split=2, stages=5)
     table = {(64, 64): {32: CodedLaunch(tile_n=128), 128: CodedLaunch(tile_n=256)}}
     monkeypatch.setattr(launch, "CODED", table)
     assert [coded_launch(64, 64, rows).tile_n for rows in (17, 32, 33, 129)] == [128, 128, 256, 64]

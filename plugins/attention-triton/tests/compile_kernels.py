@@ -51,6 +51,10 @@ def build(kernel: Any, dtype: str, constants: Mapping[str, Any], warps: int, sta
             return "*i32"
         if name in ("states", "marks"):
             return "*fp32"
+        if name in ("k_scale", "v_scale"):
+            return "*fp32"
+        if name == "kv" and constants["SCALED"]:
+            return "*fp8e4nv"
         if name in ("query", "out", "kv", "key", "value", "sinks"):
             return f"*{dtype}"
         return "fp32" if name in ("scale", "cap") else "i32"
@@ -73,20 +77,26 @@ def sizes(
     cap: bool = False,
     block: int = 16,
     sinks: bool = False,
+    coded: bool = False,
 ) -> dict[str, Any]:
     return {
         "HEADS": 8 * group,
         "GROUP": group,
         "DIM": dim,
         "BLOCK": block,
-        "DOT": TYPES[dtype],
+        "DOT": tl.float16 if coded and dtype != "fp32" else TYPES[dtype],
         "SOFT_CAP": cap,
         "SINKS": sinks,
+        "SCALED": coded,
     }
 
 
+def _item_bytes(dtype: str, coded: bool = False, **_: Any) -> int:
+    return 4 if dtype == "fp32" else 1 if coded else 2
+
+
 def decode_variant(dtype: str, dim: int, group: int, bands: bool = False, **more: Any) -> Any:
-    launch = decode_launch(dim, 4 if dtype == "fp32" else 2)
+    launch = decode_launch(dim, _item_bytes(dtype, **more))
     lanes = triton.next_power_of_2(group) * triton.next_power_of_2(dim)
     constants = {**sizes(dtype, dim, group, **more), "TILE": launch.tile}
     constants["JOIN"] = max(JOINED_AT_ONCE // lanes, 1)
@@ -102,7 +112,7 @@ def prefill_variant(
     launch: PrefillLaunch | None = None,
     **more: Any,
 ) -> Any:
-    launch = launch or prefill_launch(dim, 4 if dtype == "fp32" else 2)
+    launch = launch or prefill_launch(dim, _item_bytes(dtype, **more))
     pairs = max(launch.pairs, triton.next_power_of_2(group))
     constants = {**sizes(dtype, dim, group, **more), **kind, "TILE": launch.tile, "TILE_M": pairs}
     return build(prefill, dtype, constants, launch.warps, launch.stages)
@@ -111,7 +121,7 @@ def prefill_variant(
 def fresh_variant(dtype: str, dim: int, group: int, launch: PrefillLaunch, **more: Any) -> Any:
     constants = {**sizes(dtype, dim, group, **more), "TILE": launch.tile}
     constants["TILE_M"] = max(launch.pairs, triton.next_power_of_2(group))
-    for name in ("BLOCK", "DOT"):
+    for name in ("BLOCK", "DOT", "SCALED"):
         del constants[name]
     return build(fresh, dtype, constants, launch.warps, launch.stages)
 
@@ -141,6 +151,14 @@ def variants() -> Iterator[tuple[str, Any]]:
     yield "prefill bf16 256 sliding capped", prefill_variant("bf16", 256, 4, SLIDING, cap=True)
     yield "prefill bf16 128 chunked", prefill_variant("bf16", 128, 5, CHUNKED, block=64)
     yield "prefill fp16 128 sliding", prefill_variant("fp16", 128, 7, SLIDING)
+    for dim, group in ((64, 8), (80, 1), (128, 1), (128, 4), (256, 8)):
+        yield f"decode bf16 {dim} {group} coded", decode_variant("bf16", dim, group, coded=True)
+    for dim, group in ((64, 8), (80, 1), (128, 4), (128, 8), (256, 8)):
+        name = f"decode bf16 {dim} {group} bands coded"
+        yield name, decode_variant("bf16", dim, group, bands=True, coded=True)
+    for dim in (64, 128, 256):
+        yield f"prefill bf16 {dim} coded", prefill_variant("bf16", dim, 4, coded=True)
+    yield "decode fp16 128 4 coded", decode_variant("fp16", 128, 4, coded=True)
     yield "decode bf16 64 8 sinks", decode_variant("bf16", 64, 8, sinks=True)
     yield "prefill bf16 64 sinks", prefill_variant("bf16", 64, 8, SLIDING, sinks=True)
 

@@ -49,6 +49,91 @@ def test_a_step_may_mix_decode_and_prefill(dtype: str) -> None:
     check(MIXED, dtype=dtype, kv_dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("scales", [None, (0.37, 5.0)])
+def test_eight_bit_keys_and_values_are_multiples_of_their_scales(
+    dtype: str, scales: tuple[float, float] | None
+) -> None:
+    check(MIXED, dtype=dtype, kv_dtype="float8_e4m3fn", scales=scales)
+
+
+@pytest.mark.parametrize("rows", [[(1, 700), (1, 3)], [(9, 40)]], ids=["decode", "prefill"])
+def test_scales_of_eight_bit_keys_stand_before_soft_cap_and_sink(rows: Rows) -> None:
+    setting = {"kv_dtype": "float8_e4m3fn", "scales": (0.3, 4.0)}
+    check(rows, soft_cap=0.8, **setting)
+    check(rows, kind="sliding", span=30, head_size=80, **setting)
+    coded, plain = case_of(rows, **setting), case_of(rows)
+    plain.queries, plain.keys, plain.values = coded.queries, coded.keys, coded.values
+    plain.fill(rows)
+    sinks = torch.tensor([0.7, -1.0])
+    for case in (coded, plain):
+        case.layer = attrs.evolve(case.layer, sinks=sinks)
+    for found, wanted in zip(coded.run(rows), plain.run(rows), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [[(1, 300), (1, 70)], [(40, 60)]], ids=["decode", "prefill"])
+def test_rounding_to_eight_bits_costs_no_more_than_the_format_says(rows: Rows) -> None:
+    """A normal number moves by 2^-4 of itself at most, a subnormal one by 2^-10. Scores then move
+    by the sum of |q| times that, weights by a factor of exp(2 * move), the result by the values'
+    own moves and by their spread times what the weights moved."""
+    exact, coded = case_of(rows), case_of(rows, kv_dtype="float8_e4m3fn")
+    wanted, found = exact.expected(rows), coded.run(rows)
+    for row, (count, length) in enumerate(rows):
+        assert torch.equal(exact.queries[row], coded.queries[row])
+        query = exact.queries[row][length - count : length].double()
+        key, value = (side[row][:length, 0].double() for side in (exact.keys, exact.values))
+        moves = torch.maximum(key.abs() / 16, torch.tensor(2.0**-10))
+        moved = torch.einsum("qhd,kd->qhk", query.abs(), moves).amax(-1) * exact.layer.scale
+        weights = (2 * moved).exp() - 1
+        largest = value.abs().max()
+        allowed = largest / 16 + 2 * largest * weights[..., None]
+        error = (found[row].double() - wanted[row]).abs()
+        assert (error <= allowed).all() and error.max() > 1e-4, error.max()
+        assert error.mean() < 0.03, "far beyond what independent roundings add up to"
+
+
+@pytest.mark.parametrize("power", [100, -90])
+@pytest.mark.parametrize("rows", [[(1, 300), (1, 7)], [(9, 40)]], ids=["decode", "prefill"])
+def test_queries_beyond_the_range_of_float16_meet_eight_bit_keys_exactly(
+    rows: Rows, power: int
+) -> None:
+    case = case_of(rows, dtype="bfloat16", kv_dtype="float8_e4m3fn", heads=4)
+    case.queries = [query * torch.logspace(-2, 2, 4).to(query)[:, None] for query in case.queries]
+    wanted = case.run(rows)
+    case.queries = [query * 2.0**power for query in case.queries]
+    case.layer = attrs.evolve(case.layer, k_scale=torch.tensor(2.0**-power))
+    for found, one in zip(case.run(rows), wanted, strict=True):
+        assert torch.equal(found, one) and one.isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [[(1, 300)], [(9, 40)]], ids=["decode", "prefill"])
+def test_many_small_weights_of_eight_bit_values_add_up(rows: Rows) -> None:
+    case = case_of(rows, dtype="bfloat16", kv_dtype="float8_e4m3fn", head_size=16)
+    for part in (case.queries[0], case.keys[0], case.values[0]):
+        part.zero_()
+    case.queries[0][..., 0] = 1.0
+    case.keys[0][0, :, 0] = 104.0  # the others have 2^-26 of its weight, and all that counts
+    case.values[0][1:] = 1.0
+    case.fill(rows)
+    found, wanted = case.run(rows)[0], case.expected(rows)[0]
+    assert wanted.min() > 0 and wanted.max() < 1e-5
+    torch.testing.assert_close(found.double(), wanted, rtol=2e-2, atol=0.0)
+
+
+def test_pages_of_others_are_never_read_as_eight_bit_numbers() -> None:
+    rows = [(1, 40), (9, 25), (1, 300)]
+    case = case_of(rows, kv_dtype="float8_e4m3fn")
+    assert case.storage.isnan().any(), "nothing is poisoned"
+    for row, found in enumerate(case.run(rows)):
+        assert found.isfinite().all(), row
+    block, offset = case.places(1, 0, 1)
+    case.storage[:, block, offset] = torch.nan
+    found = case.run(rows)
+    assert found[1].isnan().all(), "a poisoned token of its own must show"
+    assert found[0].isfinite().all() and found[2].isfinite().all()
+
+
 @pytest.mark.parametrize("group", [1, 2, 4, 7, 8, 16])
 def test_query_heads_of_a_group_share_their_key_head(group: int) -> None:
     check([(3, 20), (1, 19)], heads=2 * group, kv_heads=2)

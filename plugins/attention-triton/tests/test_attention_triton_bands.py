@@ -80,6 +80,17 @@ def test_rows_that_share_their_beginning_get_what_they_get_alone(dtype: str, par
     assert bands_of(metadata, case.kernel._lanes // 4) > 0
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("head_size", "cap"), [(16, None), (80, 0.8)])
+def test_bands_of_eight_bit_keys_and_values(dtype: str, head_size: int, cap: float | None) -> None:
+    lengths = [145, 161, 290, 146, 145]
+    sizes = {"heads": 8, "head_size": head_size, "soft_cap": cap, "scales": (0.37, 5.0)}
+    case = sharing_case(lengths, 144, 5, dtype=dtype, kv_dtype="float8_e4m3fn", **sizes)
+    rows = [(1, length) for length in lengths]
+    metadata = check(case, rows, step_of(case, rows, 144))
+    assert bands_of(metadata, case.kernel._lanes // 4) > 0
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_size", "cap"),
     [(4, 4, 16, None), (7, 1, 16, None), (4, 2, 80, None), (4, 2, 16, 0.8)],

@@ -76,6 +76,7 @@ def test_heads_and_scores_of_every_kind(launches: list[str], setting: dict[str, 
     [
         {"dtype": "float32", "kv_dtype": "float32"},
         {"dtype": "float32"},
+        {"kv_dtype": "float8_e4m3fn"},
         {"head_size": 80},
         {"kind": "sliding", "span": 6},
     ],

@@ -116,7 +116,7 @@ class AttentionContext:
 
 @attrs.frozen(eq=False)
 class AttentionLayer:
-    """Constants of one layer."""
+    """Constants of one layer. Tensors are on the device; a weight update writes into them."""
 
     heads: int
     kv_heads: int
@@ -129,6 +129,11 @@ class AttentionLayer:
     sinks: torch.Tensor | None = None
     """``[heads]``: a score per head that takes part in every softmax and has no value. Only layers
     of models that declare the feature ``sinks`` have them."""
+    k_scale: torch.Tensor | None = None
+    """float32 ``[]``: what the keys in a cache of 8-bit floats are multiples of. A cache of another
+    dtype holds keys as they are, whatever stands here. None: 1."""
+    v_scale: torch.Tensor | None = None
+    """The same of values."""
 
 
 @attrs.frozen(eq=False)

@@ -20,7 +20,10 @@ from pegboard.errors import ConfigError
 __all__ = ["EngineConfig", "unknown_option"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+FP8 = "float8_e4m3fn"
+CACHE_DTYPES = (*DTYPES, FP8)
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
+_CACHE_ALIASES = {"fp8": FP8, "fp8_e4m3": FP8}
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LOAD_FORMATS = ("auto", "dummy")
 OP_VERSIONS = ("auto", "plain")
@@ -101,6 +104,12 @@ def _dtype_name(value: Any) -> Any:
     return _DTYPE_ALIASES.get(name, name)
 
 
+def _cache_dtype_name(value: Any) -> Any:
+    """The same where 8-bit floats are allowed too, by the names that users know."""
+    name = _dtype_name(value)
+    return _CACHE_ALIASES.get(name, name)
+
+
 def _path_text(value: Any) -> Any:
     """The text of a path object; anything else stays, to be judged by the validator."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -128,8 +137,10 @@ class EngineConfig:
     dtype: str = attrs.field(default="auto", converter=_dtype_name, validator=_one_of(DTYPES))
     """Compute dtype. ``auto``: the checkpoint's, as far as the device supports it."""
     kv_cache_dtype: str = attrs.field(
-        default="auto", converter=_dtype_name, validator=_one_of(DTYPES)
+        default="auto", converter=_cache_dtype_name, validator=_one_of(CACHE_DTYPES)
     )
+    """Dtype of keys and values in the cache. ``auto``: as `dtype`. ``fp8``, also spelt ``fp8_e4m3``
+    or ``float8_e4m3fn``: 8-bit floats, with the scales that a checkpoint has for them, else 1."""
     quantization: str | None = attrs.field(default=None, validator=_text(optional=True))
     load_format: str = attrs.field(default="auto", validator=_one_of(LOAD_FORMATS))
     max_model_len: int | None = attrs.field(default=None, validator=_integer(1, optional=True))

@@ -20,7 +20,7 @@ from pegboard.api.kv import (
 )
 from pegboard.api.model import ConfigInput, FamilyConfig, ModelFacts, ModelFamily
 from pegboard.config.bounds import check_layer_counts, check_sizes
-from pegboard.config.engine import DTYPES, EngineConfig
+from pegboard.config.engine import DTYPES, FP8, EngineConfig
 from pegboard.config.facts import check_facts
 from pegboard.config.generation import sampling_defaults, token_ids, united_ids
 from pegboard.config.ranks import check_ranks
@@ -272,14 +272,19 @@ def apply_cache_settings(
     with the share of one rank where there are several.
     """
     cache_dtype = _cache_dtype(config, dtype)
-    slots = tuple(_slot(slot, config, cache_dtype, max_model_len) for slot in facts.kv_slots)
+    state_dtype = dtype if cache_dtype == FP8 else cache_dtype
+    dtypes = cache_dtype, state_dtype
+    slots = tuple(_slot(slot, config, dtypes, max_model_len) for slot in facts.kv_slots)
     return attrs.evolve(facts, kv_slots=slots)
 
 
-def _slot(slot: KVSlot, config: EngineConfig, dtype: str, max_model_len: int) -> KVSlot:
+def _slot(
+    slot: KVSlot, config: EngineConfig, dtypes: tuple[str, str], max_model_len: int
+) -> KVSlot:
+    """`dtypes` are those of keys and values, and of states, whose errors would add up in 8 bits."""
     if slot.spec is None:
         return slot
-    spec: KVSpec = slot.spec.with_dtype(dtype)
+    spec: KVSpec = slot.spec.with_dtype(dtypes[isinstance(slot.spec, RecurrentSpec)])
     if isinstance(spec, RecurrentSpec):
         spec = attrs.evolve(spec, cache=_state_mode(spec, config))
     elif isinstance(spec, (SlidingWindowSpec, ChunkedLocalSpec)):

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pegboard.nn.attention import Attention
+    from pegboard.nn.attention import Attention, CacheScales
     from pegboard.nn.blocks import (
         AttentionBlock,
         AttentionShape,
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         GatedMLP,
         NormedAfter,
     )
+    from pegboard.nn.cache_rules import cache_scale_rules
     from pegboard.nn.config import HF_HARMLESS, HF_HARMLESS_PREFIXES, ConfigReader
     from pegboard.nn.decoder_config import attention_size, decoder_facts, window_slots
     from pegboard.nn.layers import Embedding, Head, Linear, RMSNorm
@@ -40,6 +41,7 @@ __all__ = [
     "Attention",
     "AttentionBlock",
     "AttentionShape",
+    "CacheScales",
     "ConfigReader",
     "ConvWeight",
     "Decoder",
@@ -62,6 +64,7 @@ __all__ = [
     "RopeConfig",
     "Weighted",
     "attention_size",
+    "cache_scale_rules",
     "decoder_facts",
     "plain_method",
     "read_rope",
@@ -75,6 +78,7 @@ _HOMES = {
     "Attention": "attention",
     "AttentionBlock": "blocks",
     "AttentionShape": "blocks",
+    "CacheScales": "attention",
     "ConfigReader": "config",
     "ConvWeight": "recurrent",
     "Decoder": "blocks",
@@ -97,6 +101,7 @@ _HOMES = {
     "RopeConfig": "rope_config",
     "Weighted": "weighted",
     "attention_size": "decoder_config",
+    "cache_scale_rules": "cache_rules",
     "decoder_facts": "decoder_config",
     "plain_method": "plain",
     "read_rope": "rope_config",

@@ -52,7 +52,8 @@ class AttentionBlock(torch.nn.Module):
     """Causal self-attention with rotary positions: ``x [T, hidden] -> [T, hidden]``.
 
     Weights: ``<prefix>.qkv`` with the parts q, k, v and ``<prefix>.out``; with norms also
-    ``<prefix>.q_norm`` and ``<prefix>.k_norm``, each ``[head_size]``.
+    ``<prefix>.q_norm`` and ``<prefix>.k_norm``, each ``[head_size]``; ``<prefix>.cache`` for scales
+    of 8-bit keys and values, if the checkpoint has any (`CacheScales`).
     """
 
     def __init__(
@@ -76,7 +77,14 @@ class AttentionBlock(torch.nn.Module):
         self.k_norm = _head_norm(ctx, f"{prefix}.k_norm", shape)
         self.rope = rope
         self.attention = Attention(
-            ctx, slot_key, own.heads, own.kv_heads, shape.head_size, shape.scale, shape.soft_cap
+            ctx,
+            slot_key,
+            own.heads,
+            own.kv_heads,
+            shape.head_size,
+            shape.scale,
+            shape.soft_cap,
+            prefix=f"{prefix}.cache",
         )
         self._rotate_and_store = ctx.ops.widest("qk_norm_rope_store")
         self.out = Linear(
@@ -96,7 +104,10 @@ class AttentionBlock(torch.nn.Module):
         if slots is not None and self._rotate_and_store is not None:
             table = self.rope.runtime["table"]
             norms = self._norm_weights()
-            self._rotate_and_store(packed, shape.kv_heads, norms, batch.positions, table, kv, slots)
+            scales = self.attention.scales
+            self._rotate_and_store(
+                packed, shape.kv_heads, norms, batch.positions, table, kv, slots, scales
+            )
             inputs = AttentionInputs(
                 *packed.split((shape.heads, shape.kv_heads, shape.kv_heads), 1)
             )

@@ -6,7 +6,13 @@ import torch
 
 from pegboard.api.kv import KVTensors
 
-__all__ = ["paged_view", "qk_norm_rope_store", "store_kv"]
+__all__ = ["LARGEST_FP8", "Scales", "paged_view", "qk_norm_rope_store", "store_kv"]
+
+LARGEST_FP8 = 448.0
+"""The largest number of ``float8_e4m3fn``."""
+
+Scales = tuple[torch.Tensor, torch.Tensor]
+"""Of keys and of values, each float32 ``[]``."""
 
 
 def paged_view(kv: KVTensors) -> torch.Tensor:
@@ -16,17 +22,35 @@ def paged_view(kv: KVTensors) -> torch.Tensor:
     return kv.data.permute(*(axes.index(axis) for axis in ("kv", "block", "token", "head", "dim")))
 
 
-def store_kv(key: torch.Tensor, value: torch.Tensor, kv: KVTensors, slots: torch.Tensor) -> None:
+def store_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv: KVTensors,
+    slots: torch.Tensor,
+    scales: Scales | None = None,
+) -> None:
     """Write ``key`` and ``value [T, kv heads, dim]`` to the places ``slots int64 [T]`` of a cache.
 
     A place is ``block * block size + offset``, -1 for nowhere. Values take the dtype of the cache.
+    Those of a cache of 8-bit floats are multiplied with the reciprocals of `scales` first (None: of
+    1), in float32, and what is beyond ±448 then becomes that; other caches hold them as they are,
+    with scales or without.
     """
     pages = paged_view(kv)
     kept = slots >= 0
     block_size = pages.shape[2]
     blocks, offsets = slots[kept] // block_size, slots[kept] % block_size
-    pages[0, blocks, offsets] = key[kept].to(pages.dtype)
-    pages[1, blocks, offsets] = value[kept].to(pages.dtype)
+    for side, new in enumerate((key, value)):
+        scale = None if scales is None else scales[side]
+        pages[side, blocks, offsets] = _rounded(new[kept], pages.dtype, scale)
+
+
+def _rounded(values: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | None) -> torch.Tensor:
+    """`values` as a cache of this dtype holds them."""
+    if dtype != torch.float8_e4m3fn:
+        return values.to(dtype)
+    wide = values.float() if scale is None else values.float() * scale.reciprocal()
+    return wide.clamp(-LARGEST_FP8, LARGEST_FP8).to(dtype)
 
 
 def qk_norm_rope_store(
@@ -37,13 +61,15 @@ def qk_norm_rope_store(
     table: torch.Tensor,
     kv: KVTensors,
     slots: torch.Tensor,
+    scales: Scales | None = None,
 ) -> None:
     """Norm and rotate queries and keys in place, then store keys and values.
 
     ``packed [T, heads + 2 kv heads, D]`` = query | key | value. `norms` are the weights ``[D]`` of
     query and key heads, and epsilon: each head passes `rms_norm`; float32 weights mean that the
     result is rounded once, after the product with them. Rotation is `rope` with ``positions int64
-    [T]`` and ``table float32 [positions, R]``; `kv` and `slots` are those of `store_kv`.
+    [T]`` and ``table float32 [positions, R]``; `kv`, `slots` and
+    `scales` are those of `store_kv`.
     """
     from pegboard.nn.ops import rms_norm, rope
 
@@ -55,4 +81,4 @@ def qk_norm_rope_store(
         part.copy_(rms_norm(given, weight, norms[2]))
     turned = packed[:, : heads + kv_heads]
     turned.copy_(rope(turned.clone(), positions, table))
-    store_kv(key, value, kv, slots)
+    store_kv(key, value, kv, slots, scales)

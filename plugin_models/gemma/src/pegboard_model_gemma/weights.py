@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pegboard.api.model import Skip, WeightMap, WeightRule
+from pegboard.nn import cache_scale_rules
 from pegboard_model_gemma.config import GemmaConfig
 
 __all__ = ["weight_map"]
@@ -64,7 +65,8 @@ def _hf(config: GemmaConfig) -> WeightMap:
         skips.append(Skip("lm_head.weight", "the output head is tied to the embedding"))
     else:
         ends.append(WeightRule("lm_head", "head"))
-    return WeightMap((*ends, *products, *norms), tuple(skips))
+    scales = cache_scale_rules("model.layers.{i}.self_attn", "layers.{i}.attention.cache")
+    return WeightMap((*ends, *products, *norms, *scales), tuple(skips))
 
 
 def _gguf(config: GemmaConfig) -> WeightMap:

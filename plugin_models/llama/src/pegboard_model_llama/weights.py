@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from pegboard.api.model import Skip, WeightMap, WeightRule
+from pegboard.nn import cache_scale_rules
 from pegboard_model_llama.config import LlamaConfig
 
 __all__ = ["NeighbourPairs", "weight_map"]
@@ -62,7 +63,8 @@ def _hf(config: LlamaConfig) -> WeightMap:
         skips.append(Skip("lm_head.weight", "the output head is tied to the embedding"))
     else:
         ends.append(WeightRule("lm_head", "head"))
-    return WeightMap((*ends, *layers), tuple(skips))
+    scales = cache_scale_rules("model.layers.{i}.self_attn", "layers.{i}.attention.cache")
+    return WeightMap((*ends, *layers, *scales), tuple(skips))
 
 
 def _gguf(config: LlamaConfig) -> WeightMap:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pegboard.api.model import Skip, WeightMap, WeightRule
+from pegboard.nn import cache_scale_rules
 from pegboard_model_qwen.config import QwenConfig
 
 __all__ = ["weight_map"]
@@ -57,6 +58,8 @@ def weight_map(config: QwenConfig, kind: str) -> WeightMap:
             WeightRule(f"{before}{row[gguf]}", "layers.{i}.mlp.experts", part, experts=count)
             for part, row in enumerate(_EXPERTS)
         ]
+    if not gguf:
+        rules += cache_scale_rules(f"{before}self_attn", "layers.{i}.attention.cache")
     ends, skips = _ends(config, gguf)
     return WeightMap((*ends, *rules), skips)
 

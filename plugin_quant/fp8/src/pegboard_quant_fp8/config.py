@@ -19,7 +19,6 @@ __all__ = ["read_plan"]
 SOURCE = "quantization_config"
 _FORMATS = ("float-quantized", "naive-quantized")
 _REFUSED: Mapping[str, Collection[Any]] = {
-    "kv_cache_scheme": (),
     "kv_cache_quant_algo": (),
     "sparsity_config": ({},),
     "transform_config": ({},),
@@ -46,7 +45,9 @@ def read_plan(raw: Mapping[str, Any]) -> Plan | None:
 def _fp8(raw: Mapping[str, Any]) -> Plan:
     """``quant_method: fp8``: one scheme for all linear layers but those in a list."""
     read = ConfigReader(raw, SOURCE)
-    read.refuse_unless({**_REFUSED, "fmt": ("e4m3",), "dequantize": (False,)})
+    read.refuse_unless(
+        {**_REFUSED, "fmt": ("e4m3",), "dequantize": (False,), "kv_cache_scheme": ("static",)}
+    )
     activations = read.text("activation_scheme", "dynamic", allowed=("dynamic", "static"))
     block = _block(read.get("weight_block_size"), "weight_block_size")
     if block is not None and activations == "static":
@@ -67,6 +68,7 @@ def _compressed_tensors(raw: Mapping[str, Any]) -> Plan:
     """``quant_method: compressed-tensors``: groups of targets, each with a scheme."""
     read = ConfigReader(raw, SOURCE)
     read.refuse_unless(_REFUSED)
+    _check_cache(read.get("kv_cache_scheme"))
     _known(read, "format", _FORMATS)
     _known(read, "quantization_status", ("compressed", "frozen"))
     groups = read.get("config_groups")
@@ -85,6 +87,18 @@ def _known(read: ConfigReader, key: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise UnsupportedError(
             f"{SOURCE}: {key}={value!r} is not supported; supported are {', '.join(allowed)}"
+        )
+
+
+def _check_cache(scheme: Any) -> None:
+    """Refuse scales of keys and values that are no number per layer. The tensors are the model's
+    to read; whether the cache is of 8-bit floats is for the engine's settings to say."""
+    if scheme is None:
+        return
+    where = "kv_cache_scheme"
+    if _Numbers(where, scheme).activations() != "static":
+        raise UnsupportedError(
+            f"{SOURCE}: {where} has dynamic scales; served is strategy 'tensor', not dynamic"
         )
 
 

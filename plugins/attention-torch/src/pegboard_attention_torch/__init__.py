@@ -18,7 +18,7 @@ def pegboard_attention_backends() -> tuple[AttentionBackend, ...]:
             platforms=("cpu", "null"),
             kinds=("full", "sliding", "chunked"),
             dtypes=("float32", "bfloat16", "float16"),
-            kv_dtypes=("float32", "bfloat16", "float16"),
+            kv_dtypes=("float32", "bfloat16", "float16", "float8_e4m3fn"),
             features=frozenset({"soft_cap"}),
         ),
     )

@@ -4,6 +4,9 @@ The query heads that share a key head are folded into one axis: ``[kv head, grou
 against keys that are expanded, not copied. Scores with a soft cap, which SDPA does not have, are
 computed step by step in float32.
 
+Keys and values in a cache of 8-bit floats are converted as they are read; the scales of the layer
+multiply scores and results instead of them.
+
 Queries may be float32 in a run whose compute dtype is narrower. Rows with several are then computed
 in float32; for a decode row, converting its past would cost more than attending to it, so that is
 computed in the compute dtype.
@@ -19,7 +22,7 @@ from pegboard.api.attention import AttentionContext, AttentionInputs, AttentionL
 from pegboard.api.kv import KVLayout, KVSpec, KVTensors
 from pegboard.errors import UnsupportedError
 from pegboard_attention_torch.plan import Pack, Row, StepMetadata, Tile, plan_step
-from pegboard_attention_torch.store import LAYOUTS, Store
+from pegboard_attention_torch.store import FP8, LAYOUTS, Store
 
 __all__ = ["TorchKernel"]
 
@@ -50,10 +53,11 @@ class TorchKernel:
         metadata: StepMetadata,
     ) -> torch.Tensor:
         store = Store(kv)
-        store.write(metadata.slots, metadata.place, inputs.key, inputs.value)
+        store.write(metadata.slots, metadata.place, layer, inputs)
         query = inputs.query.unflatten(1, (layer.kv_heads, -1))
         out = torch.zeros_like(query, memory_format=torch.contiguous_format)
-        call = _Call(query, store, layer, self._ctx.dtype, out)
+        coded = kv.data.dtype == FP8
+        call = _Call(query, store, _on_codes(layer) if coded else layer, self._ctx.dtype, out)
         for pack in metadata.packs:
             _attend_pack(call, pack)
         for row in metadata.rows:
@@ -61,7 +65,16 @@ class TorchKernel:
                 _attend_tiles(call, row, metadata)
             else:
                 _attend_one(call, row)
+        if coded and layer.v_scale is not None:
+            out *= layer.v_scale
         return out.flatten(1, 2)
+
+
+def _on_codes(layer: AttentionLayer) -> AttentionLayer:
+    """The layer for keys without their scale, which multiplies the scores instead."""
+    if layer.k_scale is None:
+        return layer
+    return attrs.evolve(layer, scale=layer.scale * float(layer.k_scale))
 
 
 @attrs.frozen(eq=False)

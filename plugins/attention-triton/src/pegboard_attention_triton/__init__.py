@@ -18,7 +18,7 @@ def pegboard_attention_backends() -> tuple[AttentionBackend, ...]:
             platforms=("cuda",),
             kinds=("full", "sliding", "chunked"),
             dtypes=("float32", "bfloat16", "float16"),
-            kv_dtypes=("float32", "bfloat16", "float16"),
+            kv_dtypes=("float32", "bfloat16", "float16", "float8_e4m3fn"),
             head_sizes=(16, 32, 64, 80, 96, 112, 128, 160, 192, 256),
             features=frozenset({"sinks", "soft_cap"}),
             capture="whole",

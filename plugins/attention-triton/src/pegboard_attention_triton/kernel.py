@@ -65,10 +65,14 @@ class TritonKernel:
         self._spec = spec
         self._device = ctx.device
         self._block = ctx.group.block_size
-        product = _product_dtype(ctx.dtype, getattr(torch, spec.dtype))
+        stored: torch.dtype = getattr(torch, spec.dtype)
+        self._coded = stored == torch.float8_e4m3fn
+        self._one = torch.ones((), device=ctx.device)
+        product = _product_dtype(ctx.dtype, stored)
         self._dot_type = _TYPES[product]
-        self._decode = decode_launch(spec.head_size, product.itemsize)
-        self._item_bytes = product.itemsize
+        item = 1 if self._coded and product.itemsize == 2 else product.itemsize
+        self._decode = decode_launch(spec.head_size, item)
+        self._item_bytes = item
         self._direct = direct
         self._parts = max(PROGRAMS_PER_CORE * _cores(ctx.device) // spec.kv_heads, 1)
         self._lanes = self._decode.lanes if bands else 0
@@ -104,7 +108,8 @@ class TritonKernel:
             table.stride(0),
         )
         sinks = query if layer.sinks is None else layer.sinks
-        call = _Call((query, out, kv.data, sinks, table), (*strides, *_factors(layer)))
+        scales = self._scales(layer)
+        call = _Call((query, out, kv.data, sinks, table), scales, (*strides, *_factors(layer)))
         constants = self._constants(layer)
         if metadata.prompts is not None:
             self._prompts(call, inputs, metadata.prompts, constants)
@@ -125,6 +130,7 @@ class TritonKernel:
             states,
             marks,
             self._arrivals,
+            *call.scales,
             *call.numbers,
             TILE=launch.tile,
             JOIN=max(JOINED_AT_ONCE // lanes, 1),
@@ -160,6 +166,7 @@ class TritonKernel:
         prefill[(len(tiles),)](
             *call.tensors,
             tiles,
+            *call.scales,
             *call.numbers,
             TILE_M=pairs,
             TILE=launch.tile,
@@ -221,6 +228,11 @@ class TritonKernel:
             self._scratch[heads] = states, torch.empty((*size, 2), device=self._device)
         return self._scratch[heads]
 
+    def _scales(self, layer: AttentionLayer) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of keys and values; asked for only where those are 8-bit floats."""
+        k_scale = self._one if layer.k_scale is None else layer.k_scale
+        return k_scale, self._one if layer.v_scale is None else layer.v_scale
+
     def _constants(self, layer: AttentionLayer) -> Mapping[str, Any]:
         """What both kernels are compiled for."""
         return {
@@ -231,6 +243,7 @@ class TritonKernel:
             "DOT": self._dot_type,
             "SOFT_CAP": layer.soft_cap is not None,
             "SINKS": layer.sinks is not None,
+            "SCALED": self._coded,
         }
 
 
@@ -240,6 +253,8 @@ class _Call:
 
     tensors: tuple[torch.Tensor, ...]
     """Query, result, storage, sinks (if there are any), block table."""
+    scales: tuple[torch.Tensor, torch.Tensor]
+    """Of keys and values."""
     numbers: tuple[float, ...]
     """Strides and score factors."""
 
@@ -258,8 +273,11 @@ def _matrix(part: torch.Tensor, tile: int) -> TensorDescriptor:
 
 
 def _product_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> torch.dtype:
-    """In which products are computed: exactly, if queries and cache differ."""
-    return dtype if dtype == kv_dtype else torch.float32
+    """In which products are computed: exactly, if queries and cache differ. float16 holds 8-bit
+    floats as they are, and what bfloat16 has of a query, see `kernels.softmax.narrowed`."""
+    if kv_dtype == torch.float8_e4m3fn and dtype.itemsize == 2:
+        return torch.float16
+    return dtype if kv_dtype == dtype else torch.float32
 
 
 def _cores(device: torch.device) -> int:

@@ -63,6 +63,9 @@ class PrefillLaunch:
 
 
 _DECODE: Mapping[tuple[int, int], DecodeLaunch] = {
+    (64, 1): DecodeLaunch(128, 4, 3, 64),
+    (128, 1): DecodeLaunch(64, 2, 3, 32),
+    (256, 1): DecodeLaunch(32, 4, 3, 32),
     (64, 2): DecodeLaunch(128, 4, 3, 64),
     (128, 2): DecodeLaunch(64, 2, 3, 32),
     (256, 2): DecodeLaunch(32, 4, 3, 32),
@@ -71,6 +74,9 @@ _DECODE: Mapping[tuple[int, int], DecodeLaunch] = {
     (256, 4): DecodeLaunch(16, 4, 2, 16),
 }
 _PREFILL: Mapping[tuple[int, int], PrefillLaunch] = {
+    (64, 1): PrefillLaunch(128, 64, 4, 3),
+    (128, 1): PrefillLaunch(128, 64, 4, 3),
+    (256, 1): PrefillLaunch(128, 32, 8, 2),
     (64, 2): PrefillLaunch(128, 64, 4, 3),
     (128, 2): PrefillLaunch(128, 64, 8, 3),
     (256, 2): PrefillLaunch(128, 32, 8, 2),
@@ -78,7 +84,8 @@ _PREFILL: Mapping[tuple[int, int], PrefillLaunch] = {
     (128, 4): PrefillLaunch(32, 32, 8, 2),
     (256, 4): PrefillLaunch(16, 32, 8, 2),
 }
-"""(padded width of a head, bytes of an element in products) -> launch."""
+"""(padded width of a head, bytes of an element in products) -> launch; 1 byte stands for 8-bit
+floats that are widened to 2."""
 _FRESH: Mapping[int, PrefillLaunch] = {
     64: PrefillLaunch(128, 128, 8, 3),
     128: PrefillLaunch(128, 64, 8, 3),
@@ -93,12 +100,12 @@ def width_of(head_size: int) -> int:
 
 
 def decode_launch(head_size: int, item_bytes: int) -> DecodeLaunch:
-    """For heads of up to 256 elements, products of 2 or 4 bytes."""
+    """For heads of up to 256 elements of 1, 2 or 4 bytes."""
     return _DECODE[width_of(head_size), item_bytes]
 
 
 def prefill_launch(head_size: int, item_bytes: int) -> PrefillLaunch:
-    """For heads of up to 256 elements, products of 2 or 4 bytes."""
+    """For heads of up to 256 elements of 1, 2 or 4 bytes."""
     return _PREFILL[width_of(head_size), item_bytes]
 
 

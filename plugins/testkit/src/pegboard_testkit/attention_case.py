@@ -33,6 +33,7 @@ Rows = Sequence[tuple[int, int]]
 KernelFactory = Callable[[AttentionContext], AttentionKernel]
 
 SLOT = "0.self"
+FP8 = torch.float8_e4m3fn
 CANONICAL = ("kv", "block", "token", "head", "dim")
 SPARE_BLOCKS = 2
 """Blocks that no request owns, beside the null block."""
@@ -56,6 +57,8 @@ class Setting:
     span: int = 1
     """Tokens of a window or chunk."""
     soft_cap: float | None = None
+    scales: tuple[float, float] | None = None
+    """What keys and values in a cache of 8-bit floats are multiples of."""
     padding: int = 0
     """Elements of every page that belong to nobody; only for layouts with the block axis
     outermost."""
@@ -104,6 +107,9 @@ class AttentionCase:
         self.layer = AttentionLayer(
             setting.heads, setting.kv_heads, setting.head_size, scale, setting.soft_cap
         )
+        if setting.scales is not None:
+            k_scale, v_scale = (torch.tensor(one, device=self._device) for one in setting.scales)
+            self.layer = attrs.evolve(self.layer, k_scale=k_scale, v_scale=v_scale)
         self.kernel = kernel(self._context(spec))
         self.blocks, self.foreign = self._deal(torch.Generator().manual_seed(seed))
         layout = self.kernel.layouts(spec)[setting.layout]
@@ -148,7 +154,6 @@ class AttentionCase:
         """Other queries, keys and values, as in another layer; the storage is empty again."""
         draw = torch.Generator().manual_seed(seed)
         size = self.setting
-        rounded = getattr(torch, size.kv_dtype)
         dtype = getattr(torch, size.dtype)
 
         def random(tokens: int, heads: int) -> torch.Tensor:
@@ -156,9 +161,18 @@ class AttentionCase:
             return values.to(self._device)
 
         self.queries = [random(n, size.heads).to(dtype) for n in self.lengths]
-        self.keys = [random(n, size.kv_heads).to(rounded) for n in self.lengths]
-        self.values = [random(n, size.kv_heads).to(rounded) for n in self.lengths]
+        self.keys, self.values = (
+            [self._kept(random(n, size.kv_heads), side) for n in self.lengths] for side in (0, 1)
+        )
         self.storage.fill_(torch.nan)
+
+    def _kept(self, values: torch.Tensor, side: int) -> torch.Tensor:
+        """`values` as the cache will give them: float32 where it holds codes."""
+        dtype = getattr(torch, self.setting.kv_dtype)
+        if dtype != FP8:
+            return values.to(dtype)
+        scale = (self.setting.scales or (1.0, 1.0))[side]
+        return (values / scale).to(dtype).float() * scale
 
     def fill(self, rows: Rows) -> None:
         """Store what was known before a step of `rows` and is still kept."""
@@ -179,8 +193,11 @@ class AttentionCase:
     def store(self, row: int, begin: int, end: int) -> None:
         """Store keys and values of tokens `begin` to `end` of one request."""
         block, offset = self.places(row, begin, end)
-        self.storage[0, block, offset] = self.keys[row][begin:end]
-        self.storage[1, block, offset] = self.values[row][begin:end]
+        scales = (self.setting.scales or (1.0, 1.0)) if self.storage.dtype == FP8 else (1, 1)
+        for side, (given, scale) in enumerate(zip((self.keys, self.values), scales, strict=True)):
+            self.storage[side, block, offset] = (given[row][begin:end] / scale).to(
+                self.storage.dtype
+            )
 
     def places(self, row: int, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Block and offset of tokens `begin` to `end` of one request."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -65,8 +66,14 @@ class AttentionKit:
     dtypes: Sequence[str] = ("float32", "bfloat16")
     head_sizes: Sequence[int] = (16, 64, 80)
     block_sizes: Sequence[int] = (16, 8, 32)
-    tolerances: Mapping[str, float] = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
-    """Largest error, relative and absolute, by the coarser of the dtypes of queries and cache."""
+    tolerances: Mapping[str, float] = {
+        "float32": 2e-5,
+        "float16": 4e-3,
+        "bfloat16": 3e-2,
+        "float8_e4m3fn": 2e-5,
+    }
+    """Largest error, relative and absolute, by the coarser of the dtypes of queries and cache. Keys
+    and values are numbers that the cache can hold, so 8-bit floats add no error of their own."""
     mixtures = 25
     """How many random steps are tried."""
 
@@ -91,6 +98,15 @@ class AttentionKit:
         for dtype in self.backend.dtypes or self.dtypes:
             for kv_dtype in self.backend.kv_dtypes or (dtype,):
                 self.check(MIXED, self.setting(dtype=dtype, kv_dtype=kv_dtype))
+
+    def test_scales_of_8_bit_keys_and_values_count_where_those_are_claimed(self) -> None:
+        if "float8_e4m3fn" not in self.backend.kv_dtypes:
+            return
+        cap = 0.8 if "soft_cap" in self.backend.features else None
+        for scales in ((0.25, 1.0), (1.0, 8.0), (0.7, 0.03)):
+            setting = self.setting(kv_dtype="float8_e4m3fn", scales=scales)
+            self.check(MIXED, setting)
+            self.check(MIXED, attrs.evolve(setting, soft_cap=cap))
 
     def test_every_claimed_head_size_works_with_every_grouping(self) -> None:
         for size in self.backend.head_sizes or self.head_sizes:

@@ -2,7 +2,8 @@
 
 Floor of the joined kernel: the packed rows are read and their query and key parts written once, and
 keys and values written to the cache: for 48 heads of 128 in bfloat16, 12 + 10 + 4 KiB a token, so
-16,384 tokens take 97 µs at 4.4 TB/s, and a decode step no more than a launch.
+16,384 tokens take 97 µs at 4.4 TB/s, and a decode step no more than a launch. A cache of 8-bit
+floats takes 2 of these KiB.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, check-untyped-defs=False
@@ -19,6 +20,9 @@ from pegboard_platform_cuda.kernels.overlap import overlap, wait
 if TYPE_CHECKING:
     from pegboard.api.kv import KVTensors
 
+Scales = tuple[torch.Tensor, torch.Tensor]
+"""Of keys and of values, each float32 ``[]``."""
+
 __all__ = ["qk_norm_rope_store", "rope", "store_kv"]
 
 _TILE = 1024
@@ -33,6 +37,16 @@ def _scaled(x, scale, weight, KIND: tl.constexpr):
 
 
 @triton.jit
+def _stored(x, factor, CODED: tl.constexpr, KIND: tl.constexpr):
+    """`x` as the cache holds it; if `CODED`, the 8-bit float nearest to ``x * factor``. The
+    hardware's conversion itself makes ±448 of what is beyond, and keeps what is not a number."""
+    if CODED:
+        return (x.to(tl.float32) * factor).to(tl.float8e4nv)
+    else:
+        return x.to(KIND)
+
+
+@triton.jit
 def _head_weight(query, key, of_query, feature, mask):
     """The norm's weight of each head, ``[heads, features]``."""
     first = tl.load(query + feature, mask=mask, other=0.0).to(tl.float32)
@@ -42,11 +56,12 @@ def _head_weight(query, key, of_query, feature, mask):
 
 @triton.jit
 def _joined_kernel(
-    packed, query_weight, key_weight, positions, table, pages, slots, token_stride, head_stride,
-    table_stride, kv_stride, block_stride, place_stride, kv_head_stride, dim_stride, eps,
+    packed, query_weight, key_weight, positions, table, pages, slots, key_scale, value_scale,
+    token_stride, head_stride, table_stride, kv_stride, block_stride, place_stride, kv_head_stride,
+    dim_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, TILE: tl.constexpr, HALF: tl.constexpr,
-    TAIL: tl.constexpr, EARLY: tl.constexpr,
+    TAIL: tl.constexpr, CODED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     # A head is held as three pieces: the low and the high half of what turns, and the rest.
     token = tl.program_id(0).to(tl.int64)
@@ -59,6 +74,13 @@ def _joined_kernel(
     row = packed + token * token_stride + head[:, None] * head_stride
     if EARLY:
         wait()
+    # First what is needed last: the rest then hides how long it takes.
+    slot = tl.load(slots + token)
+    scale_of_key = 1.0
+    scale_of_value = 1.0
+    if CODED:
+        scale_of_key = tl.load(key_scale)
+        scale_of_value = tl.load(value_scale)
     low = tl.load(row + pair[None, :], mask=mask, other=0.0)
     high = tl.load(row + R // 2 + pair[None, :], mask=mask, other=0.0)
     kind = packed.dtype.element_ty
@@ -95,7 +117,10 @@ def _joined_kernel(
     mask = turns[:, None] & in_half[None, :]
     tl.store(row + pair[None, :], low, mask=mask)
     tl.store(row + R // 2 + pair[None, :], high, mask=mask)
-    slot = tl.load(slots + token)
+    if TAIL and NORM:
+        tl.store(row + rest[None, :], tail, mask=turns[:, None] & in_rest[None, :])
+    if (tl.program_id(1) + 1) * TILE <= HEADS:
+        return  # queries alone
     # A row without a place has no heads to store: a bound, since some versions of the interpreter
     # make a number of a vector of truths joined with a single one.
     kept = (head >= HEADS) & (head < tl.where(slot >= 0, HEADS + 2 * KV_HEADS, 0))
@@ -104,14 +129,19 @@ def _joined_kernel(
     page = pages + (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * place_stride
     place = page + (of_value * kv_stride + kv_head * kv_head_stride)[:, None]
     stored = pages.dtype.element_ty
+    factor = 1.0
+    if CODED:
+        reciprocal = tl.div_rn(1.0, tl.where(of_value > 0, scale_of_value, scale_of_key))
+        factor = reciprocal[:, None]
     mask = kept[:, None] & in_half[None, :]
-    tl.store(place + pair[None, :] * dim_stride, low.to(stored), mask=mask)
-    tl.store(place + (R // 2 + pair)[None, :] * dim_stride, high.to(stored), mask=mask)
+    low = _stored(low, factor, CODED, stored)
+    high = _stored(high, factor, CODED, stored)
+    tl.store(place + pair[None, :] * dim_stride, low, mask=mask)
+    tl.store(place + (R // 2 + pair)[None, :] * dim_stride, high, mask=mask)
     if TAIL:
-        if NORM:
-            tl.store(row + rest[None, :], tail, mask=turns[:, None] & in_rest[None, :])
         mask = kept[:, None] & in_rest[None, :]
-        tl.store(place + rest[None, :] * dim_stride, tail.to(stored), mask=mask)
+        tail = _stored(tail, factor, CODED, stored)
+        tl.store(place + rest[None, :] * dim_stride, tail, mask=mask)
 
 
 @triton.jit
@@ -137,13 +167,18 @@ def _rope_kernel(
 
 @triton.jit
 def _store_kernel(
-    key, value, pages, slots, key_token, key_head, value_token, value_head, kv_stride,
-    block_stride, place_stride, kv_head_stride, dim_stride,
+    key, value, pages, slots, key_scale, value_scale, key_token, key_head, value_token, value_head,
+    kv_stride, block_stride, place_stride, kv_head_stride, dim_stride,
     KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, CODED: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
+    of_key = 1.0
+    of_value = 1.0
+    if CODED:
+        of_key = tl.div_rn(1.0, tl.load(key_scale))
+        of_value = tl.div_rn(1.0, tl.load(value_scale))
     if slot >= 0:
         head = tl.program_id(1) * TILE + tl.arange(0, TILE)
         feature = tl.arange(0, BLOCK)
@@ -152,9 +187,11 @@ def _store_kernel(
         place = page + head.to(tl.int64)[:, None] * kv_head_stride + feature[None, :] * dim_stride
         kind = pages.dtype.element_ty
         source = key + token * key_token + head[:, None] * key_head + feature[None, :]
-        tl.store(place, tl.load(source, mask=mask, other=0.0).to(kind), mask=mask)
+        new_key = tl.load(source, mask=mask, other=0.0)
         source = value + token * value_token + head[:, None] * value_head + feature[None, :]
-        tl.store(place + kv_stride, tl.load(source, mask=mask, other=0.0).to(kind), mask=mask)
+        new_value = tl.load(source, mask=mask, other=0.0)
+        tl.store(place, _stored(new_key, of_key, CODED, kind), mask=mask)
+        tl.store(place + kv_stride, _stored(new_value, of_value, CODED, kind), mask=mask)
 
 
 _AXES = ("kv", "block", "token", "head", "dim")
@@ -163,6 +200,17 @@ _AXES = ("kv", "block", "token", "head", "dim")
 def _page_strides(kv: KVTensors) -> tuple[tuple[int, ...], int]:
     """Strides of `_AXES`, and the tokens of a block."""
     return kv.strides(*_AXES), kv.data.shape[kv.layout.axes.index("token")]
+
+
+def _scales_of(kv: KVTensors, scales: Scales | None, spare: torch.Tensor) -> tuple[bool, Scales]:
+    """Whether the cache holds 8-bit floats, and what these are multiples of; `spare` stands where
+    nothing is asked for."""
+    if kv.data.dtype != torch.float8_e4m3fn:
+        return False, (spare, spare)
+    if scales is None:
+        one = torch.ones((), device=kv.data.device)
+        return True, (one, one)
+    return True, scales
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
@@ -177,6 +225,7 @@ def qk_norm_rope_store(
     table: torch.Tensor,
     kv: KVTensors,
     slots: torch.Tensor,
+    scales: Scales | None = None,
 ) -> None:
     """`pegboard.nn.cache_ops.qk_norm_rope_store` in one pass over `packed`, whose features must be
     dense."""
@@ -188,6 +237,7 @@ def qk_norm_rope_store(
     rotated = table.shape[-1]
     tile = max(_TILE // triton.next_power_of_2(size), 1)
     query, key, eps = (table, table, 0.0) if norms is None else norms
+    coded, (key_scale, value_scale) = _scales_of(kv, scales, table)
     _joined_kernel[(tokens, triton.cdiv(parts, tile))](
         packed,
         query,
@@ -196,6 +246,8 @@ def qk_norm_rope_store(
         table,
         kv.data,
         slots,
+        key_scale,
+        value_scale,
         packed.stride(0),
         packed.stride(1),
         table.stride(0),
@@ -210,6 +262,7 @@ def qk_norm_rope_store(
         TILE=tile,
         HALF=triton.next_power_of_2(rotated // 2),
         TAIL=0 if rotated == size else triton.next_power_of_2(size - rotated),
+        CODED=coded,
         num_warps=4,
         **overlap(tokens),
     )
@@ -239,7 +292,13 @@ def rope(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch
     return x
 
 
-def store_kv(key: torch.Tensor, value: torch.Tensor, kv: KVTensors, slots: torch.Tensor) -> None:
+def store_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv: KVTensors,
+    slots: torch.Tensor,
+    scales: Scales | None = None,
+) -> None:
     """`pegboard.nn.cache_ops.store_kv`, without a look from the host."""
     tokens, heads, size = key.shape
     if not tokens:
@@ -248,11 +307,14 @@ def store_kv(key: torch.Tensor, value: torch.Tensor, kv: KVTensors, slots: torch
     strides, block_size = _page_strides(kv)
     block = triton.next_power_of_2(size)
     tile = max(_TILE // block, 1)
+    coded, (key_scale, value_scale) = _scales_of(kv, scales, key)
     _store_kernel[(tokens, triton.cdiv(heads, tile))](
         key,
         value,
         kv.data,
         slots,
+        key_scale,
+        value_scale,
         key.stride(0),
         key.stride(1),
         value.stride(0),
@@ -263,5 +325,6 @@ def store_kv(key: torch.Tensor, value: torch.Tensor, kv: KVTensors, slots: torch
         BLOCK_SIZE=block_size,
         TILE=tile,
         BLOCK=block,
+        CODED=coded,
         num_warps=4,
     )

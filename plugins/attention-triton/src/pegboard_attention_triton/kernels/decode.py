@@ -12,6 +12,8 @@ that a step whose rows share nothing is spared one; the lanes of a band are boun
 of a program that is made for single rows.
 
 Bytes bound it: a step reads each key and value once, 2 * kv heads * dim * element bytes per token.
+Of 8-bit floats that is half of what bfloat16 takes. In registers they become float16, two with one
+instruction, whatever the type of the queries: to bfloat16 the way would be four times as long.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ import triton
 import triton.language as tl
 
 from pegboard_attention_triton.kernels.cut import BAND
-from pegboard_attention_triton.kernels.softmax import FLOOR, absorb, begin_with, page_offsets
+from pegboard_attention_triton.kernels.softmax import (
+    FLOOR,
+    absorb,
+    absorb_pairs,
+    begin_with,
+    narrowed,
+    page_offsets,
+    whole,
+)
 
 __all__ = ["decode"]
 
@@ -36,6 +46,8 @@ def decode(
     states: tl.tensor,
     marks: tl.tensor,
     arrivals: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
     query_token: tl.tensor,
     query_head: tl.tensor,
     kv_side: tl.tensor,
@@ -55,6 +67,7 @@ def decode(
     DOT: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
+    SCALED: tl.constexpr,
 ) -> None:
     """One piece and one key head: ``query`` and ``out [T, HEADS, DIM]``, `out` without
     gaps, ``sinks [HEADS]`` if `SINKS`.
@@ -63,19 +76,22 @@ def decode(
     joined: weighted sums, peak and total. ``arrivals [rows, key heads]`` is 0 between launches.
     `JOIN` pieces are joined at a time. `LANES` are pairs of a row and a query head that a band has
     room for; 0 if there are no bands.
+    `k_scale` and `v_scale` are what stored keys and values are
+    multiples of, if `SCALED`: they multiply scores and results.
     """
     KV_HEADS: tl.constexpr = HEADS // GROUP
     FOLD: tl.constexpr = max(16, triton.next_power_of_2(GROUP))
-    WIDTH: tl.constexpr = triton.next_power_of_2(DIM)
+    WIDTH: tl.constexpr = max(32 if SCALED else 16, triton.next_power_of_2(DIM))
     head = tl.program_id(0)
     piece = pieces + tl.program_id(1) * 8
     row = tl.load(piece)
     if LANES:
         if row == BAND:
             serve_band(
-                query, out, kv, sinks, table, pieces, piece, states, marks, arrivals, head,
-                query_token, query_head, kv_side, kv_block, kv_head, kv_token, table_row, scale,
-                cap, HEADS, GROUP, DIM, BLOCK, TILE, JOIN, LANES, DOT, SOFT_CAP, SINKS,
+                query, out, kv, sinks, table, pieces, piece, states, marks, arrivals, head, k_scale,
+                v_scale, query_token, query_head, kv_side, kv_block, kv_head, kv_token, table_row,
+                scale, cap, HEADS, GROUP, DIM, BLOCK, TILE, JOIN, LANES, DOT, SOFT_CAP, SINKS,
+                SCALED,
             )  # fmt: skip
             return
     if row < 0:
@@ -94,8 +110,16 @@ def decode(
     heads = head * GROUP + lane
     asked = tl.load(
         query + token * query_token + heads[:, None] * query_head + dim[None, :], live, 0.0
-    ).to(DOT)
-    acc = tl.zeros([FOLD, WIDTH], tl.float32)
+    )
+    result_scale = 1.0
+    if SCALED:
+        scale *= tl.load(k_scale)
+        result_scale = tl.load(v_scale)
+        pairs = kv.to(tl.pointer_type(tl.uint16), bitcast=True)
+        pair = tl.arange(0, WIDTH // 2)
+        odd = tl.zeros([FOLD, WIDTH // 2], tl.float32)
+    asked, scale = narrowed(asked, scale, DOT)
+    acc = tl.zeros([FOLD, WIDTH // 2 if SCALED else WIDTH], tl.float32)
     total = tl.zeros([FOLD], tl.float32)
     peak = tl.full([FOLD], FLOOR, tl.float32)
     if SINKS:
@@ -110,13 +134,22 @@ def decode(
         spots = kv + where[:, None] + dim[None, :]
         wanted = seen[:, None] & (dim < DIM)[None, :]
         key = tl.load(spots, wanted, 0.0).to(DOT)
-        value = tl.load(spots + kv_side, wanted, 0.0).to(DOT)
-        acc, total, peak = absorb(
-            acc, total, peak, asked, key, value, seen[None, :], scale, cap, True, SOFT_CAP
-        )
+        if SCALED:
+            wanted = seen[:, None] & (pair < DIM // 2)[None, :]
+            found = tl.load(pairs + ((where + kv_side) // 2)[:, None] + pair[None, :], wanted, 0)
+            acc, odd, total, peak = absorb_pairs(
+                acc, odd, total, peak, asked, key, found, seen[None, :], scale, cap, True, SOFT_CAP
+            )
+        else:
+            value = tl.load(spots + kv_side, wanted, 0.0).to(DOT)
+            acc, total, peak = absorb(
+                acc, total, peak, asked, key, value, seen[None, :], scale, cap, True, SOFT_CAP
+            )
+    if SCALED:
+        acc = tl.interleave(acc, odd)
 
     if count == 1:
-        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        result = acc * (result_scale / tl.where(total == 0.0, 1.0, total))[:, None]
         target = out + (token * HEADS + heads[:, None]) * DIM + dim[None, :]
         tl.store(target, result.to(out.dtype.element_ty), live)
     else:
@@ -127,7 +160,9 @@ def decode(
         tl.debug_barrier()  # all of it is stored before this program counts as arrived
         arrived = arrivals + row * KV_HEADS + head
         if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == count - 1:
-            join(out, states, marks, token, base, count, head, HEADS, GROUP, DIM, JOIN)
+            join(
+                out, states, marks, token, base, count, head, result_scale, HEADS, GROUP, DIM, JOIN
+            )
             tl.store(arrived, 0)
 
 
@@ -144,6 +179,8 @@ def serve_band(
     marks: tl.tensor,
     arrivals: tl.tensor,
     head: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
     query_token: tl.tensor,
     query_head: tl.tensor,
     kv_side: tl.tensor,
@@ -163,11 +200,12 @@ def serve_band(
     DOT: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
+    SCALED: tl.constexpr,
 ) -> None:
     """The piece of a band and one key head: a state for each row, and the join of those rows whose
     last piece this is."""
     KV_HEADS: tl.constexpr = HEADS // GROUP
-    WIDTH: tl.constexpr = triton.next_power_of_2(DIM)
+    WIDTH: tl.constexpr = max(32 if SCALED else 16, triton.next_power_of_2(DIM))
     lines = pieces + (tl.num_programs(1) + tl.load(piece + 1)) * 8
     start = tl.load(piece + 2)
     stop = tl.load(piece + 3)
@@ -184,8 +222,16 @@ def serve_band(
     heads = head * GROUP + lane % GROUP
     asked = tl.load(
         query + token[:, None] * query_token + heads[:, None] * query_head + dim[None, :], live, 0.0
-    ).to(DOT)
-    acc = tl.zeros([LANES, WIDTH], tl.float32)
+    )
+    result_scale = 1.0
+    if SCALED:
+        scale *= tl.load(k_scale)
+        result_scale = tl.load(v_scale)
+        pairs = kv.to(tl.pointer_type(tl.uint16), bitcast=True)
+        pair = tl.arange(0, WIDTH // 2)
+        odd = tl.zeros([LANES, WIDTH // 2], tl.float32)
+    asked, scale = narrowed(asked, scale, DOT)
+    acc = tl.zeros([LANES, WIDTH // 2 if SCALED else WIDTH], tl.float32)
     total = tl.zeros([LANES], tl.float32)
     peak = tl.full([LANES], FLOOR, tl.float32)
     if SINKS:
@@ -197,15 +243,20 @@ def serve_band(
         place = at + tl.arange(0, TILE)
         where = page_offsets(blocks, place, None, offset, kv_block, kv_token, BLOCK)
         spots = kv + where[:, None] + dim[None, :]
-        if DIM == WIDTH:
-            key = tl.load(spots)
-            value = tl.load(spots + kv_side)
+        key = whole(spots, dim, DIM).to(DOT)
+        if SCALED:
+            twos = pairs + ((where + kv_side) // 2)[:, None] + pair[None, :]
+            found = whole(twos, pair, DIM // 2)
+            acc, odd, total, peak = absorb_pairs(
+                acc, odd, total, peak, asked, key, found, None, scale, cap, False, SOFT_CAP
+            )
         else:
-            key = tl.load(spots, (dim < DIM)[None, :], 0.0)
-            value = tl.load(spots + kv_side, (dim < DIM)[None, :], 0.0)
-        acc, total, peak = absorb(
-            acc, total, peak, asked, key.to(DOT), value.to(DOT), None, scale, cap, False, SOFT_CAP
-        )
+            value = whole(spots + kv_side, dim, DIM).to(DOT)
+            acc, total, peak = absorb(
+                acc, total, peak, asked, key, value, None, scale, cap, False, SOFT_CAP
+            )
+    if SCALED:
+        acc = tl.interleave(acc, odd)
 
     spot = (tl.load(line + 6, held, 0) + which) * HEADS + heads
     tl.store(states + spot.to(tl.int64)[:, None] * DIM + dim[None, :], acc, live)
@@ -222,7 +273,10 @@ def serve_band(
         if others == count - 1:
             token_of = tl.load(own + 1).to(tl.int64)
             base = tl.load(own + 6)
-            join(out, states, marks, token_of, base, count, head, HEADS, GROUP, DIM, JOIN)
+            join(
+                out, states, marks, token_of, base, count, head, result_scale, HEADS, GROUP, DIM,
+                JOIN,
+            )  # fmt: skip
             tl.store(arrivals + tl.load(own) * KV_HEADS + head, 0)
 
 
@@ -235,12 +289,14 @@ def join(
     base: tl.tensor,
     count: tl.tensor,
     head: tl.tensor,
+    result_scale: tl.tensor,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     JOIN: tl.constexpr,
 ) -> None:
-    """Join the states of the `count` pieces of a row, from `base` on, and store the result."""
+    """Join the states of the `count` pieces of a row, from `base` on, and store the result
+    times `result_scale`."""
     FOLD: tl.constexpr = triton.next_power_of_2(GROUP)
     WIDTH: tl.constexpr = triton.next_power_of_2(DIM)
     lane = tl.arange(0, FOLD)
@@ -269,6 +325,6 @@ def join(
         total = total * fade + tl.sum(totals * weight, 0)
         acc = acc * fade[:, None] + tl.sum(part * weight[:, :, None], 0)
         peak = higher
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = acc * (result_scale / tl.where(total == 0.0, 1.0, total))[:, None]
     target = out + (token * HEADS + heads[:, None]) * DIM + dim[None, :]
     tl.store(target, result.to(out.dtype.element_ty), live)

@@ -13,7 +13,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pegboard_attention_triton.kernels.softmax import FLOOR, absorb, begin_with, page_offsets
+from pegboard_attention_triton.kernels.softmax import (
+    FLOOR,
+    absorb,
+    begin_with,
+    narrowed,
+    page_offsets,
+    whole,
+)
 
 __all__ = ["TILE_FIELDS", "prefill"]
 
@@ -30,6 +37,8 @@ def prefill(
     sinks: tl.tensor,
     table: tl.tensor,
     tiles: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
     query_token: tl.tensor,
     query_head: tl.tensor,
     kv_side: tl.tensor,
@@ -50,28 +59,25 @@ def prefill(
     DOT: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     SINKS: tl.constexpr,
+    SCALED: tl.constexpr,
 ) -> None:
     """One tile: ``query`` and ``out [T, HEADS, DIM]``, `out` without gaps, ``sinks [HEADS]`` if
-    `SINKS`."""
+    `SINKS`; scales as in `decode`."""
     WIDTH: tl.constexpr = triton.next_power_of_2(DIM)
     tile = tiles + tl.program_id(0) * 5
     row = tl.load(tile).to(tl.int64)
     head = tl.load(tile + 1)
-    token = tl.load(tile + 2)
     count = tl.load(tile + 3)
     position = tl.load(tile + 4)
 
-    pair = tl.arange(0, TILE_M)
     dim = tl.arange(0, WIDTH)
-    nth = pair // GROUP
-    live = (nth < count)[:, None] & (dim < DIM)[None, :]
-    tokens = (token + nth).to(tl.int64)
-    heads = head * GROUP + pair % GROUP
+    nth, tokens, heads, held = pairs_of(tile, GROUP, TILE_M)
+    live = held[:, None] & (dim < DIM)[None, :]
     asked = tl.load(
         query + tokens[:, None] * query_token + heads[:, None] * query_head + dim[None, :],
         live,
         0.0,
-    ).to(DOT)
+    )
 
     # Of its request: where each query stands, and the first token that each sees.
     where = position + nth
@@ -93,11 +99,25 @@ def prefill(
     left = begin + tl.cdiv(last_low - begin, TILE) * TILE
     right = tl.maximum(begin + (position + 1 - begin) // TILE * TILE, left)
 
+    result_scale = 1.0
+    if SCALED:
+        scale *= tl.load(k_scale)
+        result_scale = tl.load(v_scale)
+    asked, scale = narrowed(asked, scale, DOT)
+    if tl.float16 == DOT and query.dtype.element_ty == tl.bfloat16:
+        # Queries stay in shared memory only if they were loaded as they are; else each warp holds
+        # its own in registers, of which there are too few. So they are stored and loaded: the
+        # place of the result is this program's alone, and as large.
+        spare = out.to(tl.pointer_type(DOT), bitcast=True)
+        spare += (tokens * HEADS + heads)[:, None] * DIM + dim[None, :]
+        tl.store(spare, asked, live)
+        tl.debug_barrier()
+        asked = tl.load(spare, live, 0.0)
     acc = tl.zeros([TILE_M, WIDTH], tl.float32)
     total = tl.zeros([TILE_M], tl.float32)
     peak = tl.full([TILE_M], FLOOR, tl.float32)
     if SINKS:
-        peak, total = begin_with(sinks + heads, nth < count)
+        peak, total = begin_with(sinks + heads, held)
     blocks = table + row * table_row
     offset = head.to(tl.int64) * kv_head
     if KIND != "full":
@@ -114,9 +134,22 @@ def prefill(
         kv_side, kv_block, kv_token, scale, cap, DIM, BLOCK, TILE, True, DOT, SOFT_CAP,
     )  # fmt: skip
 
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = acc * (result_scale / tl.where(total == 0.0, 1.0, total))[:, None]
+    # Read once more, not held in registers until here.
+    _, tokens, heads, held = pairs_of(tile, GROUP, TILE_M)
+    live = held[:, None] & (dim < DIM)[None, :]
     target = out + (tokens * HEADS + heads)[:, None] * DIM + dim[None, :]
     tl.store(target, result.to(out.dtype.element_ty), live)
+
+
+@triton.jit
+def pairs_of(tile: tl.tensor, GROUP: tl.constexpr, TILE_M: tl.constexpr) -> tl.tensor:
+    """The pairs of a query token and a head of a tile: token in the tile, in the step, head, and
+    whether the pair exists; ``[TILE_M]`` each."""
+    pair = tl.arange(0, TILE_M)
+    nth = pair // GROUP
+    tokens = (tl.load(tile + 2) + nth).to(tl.int64)
+    return nth, tokens, tl.load(tile + 1) * GROUP + pair % GROUP, nth < tl.load(tile + 3)
 
 
 @triton.jit
@@ -163,14 +196,20 @@ def visit(
             wanted = valid[:, None] & (dim < DIM)[None, :]
             key = tl.load(spots, wanted, 0.0)
             value = tl.load(spots + kv_side, wanted, 0.0)
-        elif dim.shape[0] != DIM:
-            wanted = (dim < DIM)[None, :]
-            key = tl.load(spots, wanted, 0.0)
-            value = tl.load(spots + kv_side, wanted, 0.0)
         else:
-            key = tl.load(spots)
-            value = tl.load(spots + kv_side)
+            key = whole(spots, dim, DIM)
+            value = whole(spots + kv_side, dim, DIM)
         acc, total, peak = absorb(
-            acc, total, peak, asked, key.to(DOT), value.to(DOT), seen, scale, cap, MASKED, SOFT_CAP
+            acc,
+            total,
+            peak,
+            asked,
+            key.to(DOT),
+            value.to(DOT),
+            seen,
+            scale,
+            cap,
+            MASKED,
+            SOFT_CAP,
         )
     return acc, total, peak
