@@ -207,8 +207,31 @@ def test_no_step_waits_for_the_device(tiny: Path, alone: LLM) -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert facts(llm)["replays"] > 0
-    greedy_ones = [output for output, given in zip(outputs, params, strict=True) if given.greedy]
+    pairs = zip(outputs, params, strict=True)
+    greedy_ones = [output for output, given in pairs if given.greedy and given.ignore_eos]
     assert_same(compare_with_alone(alone, greedy_ones))
+
+
+def test_nothing_is_compiled_while_requests_are_served(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton import knobs
+
+    compiled: list[str] = []
+
+    def note(*, fn: Any, **_: Any) -> None:
+        compiled.append(fn.name)
+
+    with open_engine(tiny, max_num_batched_tokens=256, max_num_seqs=24) as llm:
+        monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", note)
+        several = prompts(40, seed=11)
+        shared = [several[0][:1] * 64 + prompt[:100] for prompt in several]
+        drawn = SamplingParams(temperature=0.8, top_k=9, top_p=0.9, max_tokens=20)
+        for requests in (several[:1], several, shared, shared):
+            generate(llm, requests, greedy(20))
+            generate(llm, [[*prompt[1:], 7] for prompt in requests], drawn)
+        assert facts(llm)["replays"] > 0
+    assert not compiled
 
 
 def test_a_quantised_file_runs_on_the_gpu(smollm2_path: Path) -> None:

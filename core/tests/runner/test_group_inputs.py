@@ -99,7 +99,7 @@ def test_a_hybrid_step_gives_each_group_its_own_form() -> None:
 
 def test_a_dummy_step_reads_no_state_and_writes_the_null_block() -> None:
     groups = [state_group("all", 4), KVGroup(1, CROSS, 8, ("1.cross",))]
-    states, cross = dummy_inputs([9, 1, 4], groups, CPU).groups
+    states, cross = dummy_inputs([9, 1, 4], [0, 0, 0], groups, CPU).groups
     assert isinstance(states, RecurrentStep) and isinstance(cross, AttentionStep)
     assert states.has_state == [False] * 3 and states.reads.tolist() == [0] * 3
     assert states.writes.tolist() == [0] * 3 and set(states.border_blocks.tolist()) == {0}

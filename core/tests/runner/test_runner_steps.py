@@ -166,7 +166,8 @@ def test_a_dummy_step_runs_the_model_and_touches_the_null_block_only(driver):
     pending.sample(LateInputs(step_id=plan.step_id))
     assert pending.result().slots == []
     driver.runner.dummy([9, 1, 1, 4])
-    assert driver.model.forwards == forwards + 2
+    driver.runner.dummy([9, 1, 4], [0, 16, 3])
+    assert driver.model.forwards == forwards + 3
     for key, tensors in driver.storage.items():
         assert torch.equal(tensors.data[:, 1:].nan_to_num(-1), before[key].nan_to_num(-1))
     assert first + driver.generate(0, 3) == driver.model.greedy(PROMPT, 5)

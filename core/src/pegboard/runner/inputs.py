@@ -146,15 +146,18 @@ def prepare(plan: StepPlan, slots: Slots) -> StepInputs:
 
 
 def dummy_inputs(
-    counts: Sequence[int], groups: Sequence[KVGroup], device: torch.device
+    counts: Sequence[int],
+    starts: Sequence[int],
+    groups: Sequence[KVGroup],
+    device: torch.device,
 ) -> StepInputs:
-    """A step that belongs to no request, of rows with `counts` tokens each.
+    """A step that belongs to no request, of rows with `counts` tokens each after `starts` others.
 
     It reads and writes the null block only.
     """
     rows = len(counts)
     prefixes = _shared_tokens((), groups)
-    columns = _Columns.of(device, [0] * rows, [0] * rows, counts, [True] * rows, prefixes)
+    columns = _Columns.of(device, [0] * rows, starts, counts, [True] * rows, prefixes)
     tokens = columns.tokens()
     steps = []
     for group in groups:

@@ -26,6 +26,7 @@ from pegboard.runner.slots import Limits
 from pegboard.runner.storage import allocate_storage
 from pegboard.runner.thread import StepThread
 from pegboard.runner.threads import few_threads
+from pegboard.runner.warm_up import warm_up_rows
 from pegboard.weights.build import load_model
 from pegboard.weights.checksum import WeightSums
 from pegboard.weights.random import DUMMY_SCHEME
@@ -150,7 +151,7 @@ class LocalExecutor:
             self._thread = StepThread(runner.execute)
 
     def warm_up(self) -> None:
-        """Run a prompt-like and a decode-like step once, so that no request pays for it."""
+        """Run what steps there may be once, so that no request pays for what is made then."""
         if self._thread is None:
             self._warm_up()
         else:  # what is made per thread must be made there
@@ -158,11 +159,12 @@ class LocalExecutor:
 
     def _warm_up(self) -> None:
         runner = self._ready()
-        runner.dummy([min(16, self._limits().max_tokens, self._limits().max_model_len)])
-        runner.dummy([1])
+        execution = self._device().runtime.execution
+        for rows in warm_up_rows(self._limits(), every_size=execution.asynchronous):
+            runner.dummy(rows.counts, rows.starts)
         if not self._config.enforce_eager:
             runner.record()
-        self._device().runtime.execution.synchronize()
+        execution.synchronize()
 
     def execute(self, plan: StepPlan) -> Pending:
         if self._thread is not None:

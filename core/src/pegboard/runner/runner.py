@@ -138,9 +138,11 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def dummy(self, counts: Sequence[int]) -> None:
-        """A whole step of rows with `counts` tokens each, on the null block; leaves no trace."""
-        inputs = dummy_inputs(counts, self._slots.groups, self._slots.device)
+    def dummy(self, counts: Sequence[int], starts: Sequence[int] = ()) -> None:
+        """A whole step of rows with `counts` tokens each, after `starts` others (default: none), on
+        the null block; leaves no trace."""
+        known = starts or [0] * len(counts)
+        inputs = dummy_inputs(counts, known, self._slots.groups, self._slots.device)
         batch = self._batch(inputs)
         logits = self._logits(self._model.forward(batch), batch)
         sample(logits, SamplingRows(count=len(counts)))

@@ -55,6 +55,9 @@ class PageCache:
         """Of the groups."""
         return [_LATENT if isinstance(g.spec, LatentSpec) else _PAGED for g in cache.groups]
 
+    def block_size(self, group: int) -> int:
+        return self._groups[group][0].block_size
+
     def holds_state(self, group: int) -> bool:
         return isinstance(self._groups[group][0].spec, RecurrentSpec)
 
