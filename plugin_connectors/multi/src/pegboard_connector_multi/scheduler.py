@@ -32,6 +32,7 @@ from pegboard_connector_multi.settings import Settings
 
 __all__ = ["MultiScheduler"]
 
+
 @attrs.frozen(eq=False)
 class _Child:
     half: SchedulerHalf
