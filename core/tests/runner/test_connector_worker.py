@@ -49,6 +49,10 @@ class Recorder(WorkerHalf):
     def start_load(self, metadata: Any) -> None:
         self._note(f"start_load {metadata}")
 
+    def drop(self, load_id: int) -> bool:
+        self._note(f"drop {load_id}")
+        return load_id != 9
+
     def wait_layer(self, key: str) -> None:
         self._note(f"wait_layer {key}")
 
@@ -79,6 +83,13 @@ class LayeredWorker(ScriptedWorker):
 
     def save_layer(self, key: str) -> None:
         self._script.counts[f"save {key}"] += 1
+
+
+class UnstoppableWorker(WorkerHalf):
+    """Says that it works between steps, and cannot be stopped."""
+
+    def __init__(self, ctx: Any) -> None:
+        self.ctx = ctx
 
 
 class NoHalf:
@@ -142,6 +153,30 @@ def test_without_orders_the_worker_is_only_asked_and_the_loads_fail() -> None:
     assert report is not None and len(report.failed) == 2
 
 
+@pytest.mark.parametrize("broken", [True, False])
+def test_loads_given_up_are_stopped_first_whoever_broke_down(broken: bool) -> None:
+    half = Recorder()
+    report = drive(half, plan(dropped=[3, 9, 4], broken=broken))
+    assert half.calls[:3] == ["drop 3", "drop 9", "drop 4"]
+    assert report is not None
+    assert report.stopped == [3, 4], "number 9 goes on"
+
+
+def test_what_cannot_be_stopped_is_not_reported_as_stopped() -> None:
+    report = drive(Recorder("drop"), plan(dropped=[3]))
+    assert report is not None
+    assert report.stopped == []
+
+
+def test_loads_of_a_worker_that_broke_down_are_stopped_or_astray() -> None:
+    half, step = Recorder("start_load"), plan()
+    assert step.connector is not None
+    step.connector.loads = [*LOADS, Load(9, "t", False, 8, ())]
+    report = drive(half, step)
+    assert half.calls[3:] == ["drop 1", "drop 2", "drop 9"]
+    assert report is not None and report.astray == [9]
+
+
 def test_kernels_are_wrapped_for_layerwise_connectors_only() -> None:
     kernel: Any = object()
     assert NoWorker().wrap(kernel) is kernel
@@ -175,6 +210,12 @@ def board() -> Board:
                 ),
             ),
             ("connector", attrs.evolve(SCRIPTED_CONNECTOR, name="no halves", **halves)),
+            (
+                "connector",
+                attrs.evolve(
+                    SCRIPTED_CONNECTOR, name="unstoppable", worker=f"{here}:UnstoppableWorker"
+                ),
+            ),
         ]
     )
 
@@ -262,3 +303,5 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(
         make(None)
     with pytest.raises(PluginError, match="worker half of KV connector 'no halves' is a NoHalf"):
         make(Script(), "no halves")
+    with pytest.raises(PluginError, match=r"'unstoppable'.* has no method 'drop'"):
+        make(Script(), "unstoppable")

@@ -170,7 +170,7 @@ def test_a_load_of_nothing_is_over_and_failed(worker: FilesystemWorker, kv: Any)
     assert same(pages_of(kv, 1, 2), before)
 
 
-@pytest.mark.parametrize("how", ["dropped", "detached", "late"])
+@pytest.mark.parametrize("how", ["dropped", "stopped", "detached", "late"])
 def test_nothing_is_written_once_a_load_is_given_up(
     tmp_path: Path, kv: list[KVTensors], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -189,6 +189,8 @@ def test_nothing_is_written_once_a_load_is_given_up(
     step(worker, loads=[load(1, 5)])
     if how == "dropped":
         step(worker, dropped=[1])
+    elif how == "stopped":
+        assert worker.drop(1) and worker.drop(77)
     elif how == "detached":
         worker.detach()
     else:

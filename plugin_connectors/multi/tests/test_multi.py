@@ -109,6 +109,10 @@ class WorkingHalf(WorkerHalf):
     def start_load(self, metadata: Any) -> None:
         self._enter("start_load", metadata)
 
+    def drop(self, load_id: int) -> bool:
+        self._enter("drop", load_id)
+        return True
+
     def wait_save(self) -> None:
         self._enter("wait_save")
 
@@ -269,6 +273,43 @@ def test_a_load_given_up_is_told_to_its_connector_only() -> None:
     pair.step(loads=(pair.allocate(4),))
     pair.step(2, dropped=(4,))
     assert [half.seen["step"][1].dropped for half in pair.plans] == [(), (4,)]
+
+
+def test_a_load_given_up_is_told_again_after_a_step_that_broke_down() -> None:
+    pair = Pair()
+    pair.plans[1].answer = Later(16)
+    pair.ask()
+    pair.step(loads=(pair.allocate(4),))
+    pair.plans[1].breaks = {"step"}
+    pair.step(2, dropped=(4,), loads=(pair.allocate(5),))
+    pair.plans[1].breaks = set()
+    pair.step(3)
+    pair.step(4)
+    assert [seen.dropped for seen in pair.plans[1].seen["step"][-2:]] == [(4, 5), ()]
+    assert all(seen.dropped == () for seen in pair.plans[0].seen["step"])
+
+
+def test_a_load_is_stopped_by_who_brings_it_and_by_nobody_else() -> None:
+    pair = Pair()
+    pair.plans[1].answer = Later(16)
+    pair.ask()
+    pair.step(loads=(pair.allocate(4),))
+    assert pair.worker.drop(4)
+    assert ("drop", 4) in pair.works[1].calls and ("drop", 4) not in pair.works[0].calls
+    pair.works[1].breaks = {"drop"}
+    assert not pair.worker.drop(4), "it may still write"
+    assert pair.worker.drop(77), "nobody was told of it"
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_loads_that_begin_while_a_connector_breaks_down_are_stopped_or_astray(stops: bool) -> None:
+    pair = Pair()
+    pair.plans[0].answer = Later(16)
+    pair.ask()
+    pair.works[0].breaks = {"start_load"} if stops else {"start_load", "drop"}
+    pair.step(loads=(pair.allocate(3),))
+    report = pair.poll()
+    assert (report.received, report.astray) == ([3], [] if stops else [3])
 
 
 def test_held_blocks_are_free_when_the_last_holder_is_done() -> None:

@@ -17,6 +17,9 @@ requests go on. Loaded blocks enter the prefix cache only after the load was rep
 **Failed loads.** The worker names the blocks that could not be filled, and never raises for them.
 With ``kv_load_failure_policy="recompute"`` the request begins again at the first bad block, with
 ``"fail"`` it ends with an error; no other request is touched, and bad blocks are never shared.
+If a load is given up, because its time is up say, its blocks are used again only once the worker
+reported it as received, or `WorkerHalf.drop` returned: the core calls that itself, so that nothing
+depends on the scheduler half's health.
 
 **Saving.** Whenever blocks are complete they appear as `filled` in the next step's view, with the
 key for the outside store. The worker may save them at any time in that step; whoever needs longer
@@ -218,7 +221,7 @@ class SchedulerHalf:
 
 class WorkerHalf:
     """The half beside the tensors. Called in the process that holds the device, in the order
-    ``attach``, then per step ``start_load, (wait_layer, save_layer)…, wait_save, poll``.
+    ``attach``, then per step ``drop…, start_load, (wait_layer, save_layer)…, wait_save, poll``.
 
     The defaults of this class do nothing.
     """
@@ -235,6 +238,19 @@ class WorkerHalf:
         with the ability `layerwise`, when `wait_layer` returns. `Later` loads are only begun.
         Called after the step's block copies and before its forward pass; also without rows.
         """
+
+    def drop(self, load_id: int) -> bool:
+        """A load was given up: nothing is written to its blocks once this returned True.
+
+        Called before `start_load`, also in steps for which the scheduler half broke down, and when
+        a method of this half raised for a step that begins the load. If it returns False or raises,
+        the blocks stay reserved, and it is called again in each step. Unknown loads, and those that
+        were dropped before, are no fault. The load may still be reported.
+
+        The default is right for a half that writes only inside its other methods. With the ability
+        `asynchronous` or `layerwise` a half must have its own.
+        """
+        return True
 
     def wait_layer(self, key: str) -> None:
         """Slot `key` is about to be read. Only with the ability `layerwise`."""

@@ -96,8 +96,8 @@ class Later(msgspec.Struct, frozen=True):
 
     tokens: int
     timeout: float = 120.0
-    """Seconds after which the load counts as failed. The worker must not write to its blocks any
-    more then, nor after the load was named in `StepView.dropped`."""
+    """Seconds after which the load counts as failed. The worker should give up by itself before
+    that; the core stops it with `WorkerHalf.drop`, and reserves the blocks until then."""
 
 
 MatchAnswer = Pending | Now | Later
@@ -146,9 +146,11 @@ class StepView(msgspec.Struct, frozen=True):
     finished: tuple[str, ...]
     """Requests that ended since the last step."""
     dropped: tuple[int, ...]
-    """Ids of loads that were given up since the last step: the request ended while it waited, or
-    time ran out. Nobody reads the blocks. Those of an ended request stay reserved until the worker
-    reports the load as received, or its time runs out."""
+    """Ids of loads that were given up since the last step: the request ended while it waited, time
+    ran out, or `SchedulerHalf.step` raised for the step that was to begin them; these must not
+    begin any more. Nobody reads the blocks. They stay reserved until the worker reports the load
+    as received, or was stopped with `WorkerHalf.drop` when its time ran out. Told again if the
+    half raises."""
 
 
 class StepOrder(msgspec.Struct, frozen=True):
@@ -213,11 +215,17 @@ class TransferReport(msgspec.Struct):
     """Increments of counters since the last report."""
     extra: Any = None
     """Plain data for the connector's own scheduler half."""
+    astray: list[int] = msgspec.field(default_factory=list)
+    """`Load.load_id` of loads that have failed as a whole although something may still be written
+    to their blocks, since the half broke down and could not be stopped either. The blocks stay
+    reserved until `WorkerHalf.drop` succeeds or a later report names the load as received."""
+    stopped: list[int] = msgspec.field(default_factory=list)
+    """Filled in by the core: loads that `WorkerHalf.drop` stopped in this step."""
 
     @property
     def empty(self) -> bool:
         """Nothing is over and nothing is told."""
-        over = self.received or self.failed or self.sent or self.saved
+        over = self.received or self.failed or self.sent or self.saved or self.stopped
         return not over and self.extra is None
 
 
@@ -243,7 +251,9 @@ class ConnectorStep(msgspec.Struct):
     reset: str | None = None
     """Why the worker halves forget everything first, if they do."""
     broken: bool = False
-    """The scheduler half broke down: the worker halves are only polled."""
+    """The scheduler half broke down: the worker halves are only polled, and stopped."""
+    dropped: list[int] = msgspec.field(default_factory=list)
+    """Loads given up that the worker halves are to be stopped from (`WorkerHalf.drop`)."""
 
 
 class ConnectorLink(msgspec.Struct, frozen=True):

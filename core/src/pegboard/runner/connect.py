@@ -10,6 +10,7 @@ import torch
 
 from pegboard.api.connector import (
     ConnectorLink,
+    KVConnector,
     KVTransferConfig,
     WorkerHalf,
     WorkerHalfContext,
@@ -73,4 +74,16 @@ class _Builder:
                 f"the worker half of KV connector {connector.name!r} is a "
                 f"{type(half).__name__}, not a WorkerHalf"
             )
+        _need_drop(half, connector)
         return half
+
+
+def _need_drop(half: WorkerHalf, connector: KVConnector) -> None:
+    """Whoever writes outside the core's calls must be able to stop."""
+    can = connector.abilities
+    if type(half).drop is WorkerHalf.drop and (can.asynchronous or can.layerwise):
+        ability = "asynchronous" if can.asynchronous else "layerwise"
+        raise PluginError(
+            f"the worker half of KV connector {connector.name!r}, {type(half).__name__}, has no "
+            f"method 'drop' of its own, which the ability {ability!r} demands"
+        )

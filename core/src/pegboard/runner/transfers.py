@@ -54,12 +54,16 @@ class Worker(NoWorker):
         """Inside a step that concerns it."""
         self._broken = False
         """Its loads of this step have failed."""
+        self._stopped: list[int] = []
+        """Loads that were stopped in this step."""
 
     def begin(self, plan: StepPlan) -> None:
         step = plan.connector
         self._active, self._broken = False, step is not None and step.broken
+        self._stopped = []
         if step is None:
             return
+        self._stopped = [load_id for load_id in step.dropped if self._drop(load_id)]
         if step.reset is not None:
             reason = step.reset
             self._call("reset", lambda: self._half.reset(reason))
@@ -76,9 +80,13 @@ class Worker(NoWorker):
         reports: list[TransferReport] = []
         self._call("poll", lambda: reports.append(self._half.poll()))
         report = reports[0] if reports else TransferReport()
+        report.stopped = self._stopped
         if self._broken:
             for load in plan.connector.loads:
                 _give_up(load, report)
+                # Part of it may have begun before the half broke down, unless it knows of nothing.
+                if not plan.connector.broken and not self._drop(load.load_id):
+                    report.astray.append(load.load_id)
         if not plan.rows and report.empty:
             time.sleep(PAUSE)
         return report
@@ -100,6 +108,12 @@ class Worker(NoWorker):
     def close(self) -> None:
         self._call("detach", self._half.detach)
         self._call("close", self._half.close)
+
+    def _drop(self, load_id: int) -> bool:
+        """Stop the half from writing to a load's blocks; False if that is not sure."""
+        answers: list[bool] = []
+        self._call("drop", lambda: answers.append(self._half.drop(load_id)))
+        return answers == [True]
 
     def _call(self, method: str, call: Callable[[], Any]) -> bool:
         """Call the half; False if it failed."""

@@ -8,7 +8,10 @@
 
     Later   waiting (its request waits) ─► over ─► the request goes back to the queue
                │                            ▲
-               └─ request ended ─► orphan ──┴─ or time is up
+               └─ request ended ─► orphan ──┴─ or time is up ─► lost
+
+A load is *lost* if it is over for its request, but perhaps not for the worker. Its blocks are held
+without a time limit: nobody may use them before the worker has stopped.
 """
 
 from __future__ import annotations
@@ -153,6 +156,10 @@ class HoldBook:
             return []
         now = self._clock()
         return self.release([n for n, hold in self._holds.items() if hold.deadline <= now])
+
+    def names(self) -> list[int]:
+        """All holds."""
+        return list(self._holds)
 
     def blocks(self) -> list[Block]:
         """All blocks held."""

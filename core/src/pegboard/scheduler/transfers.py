@@ -11,6 +11,7 @@ with references on what was loaded, like a child whose parent has computed the p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import TYPE_CHECKING
 
 from pegboard.api.connector import (
@@ -55,6 +56,8 @@ class Transfers(NoTransfers):
         self._loads = LoadBook(self._clock)
         self._keeps = HoldBook(self._clock)
         self._saves = HoldBook(self._clock)
+        self._lost = HoldBook(self._clock)
+        """Blocks of loads that were given up, but to which a worker may still write."""
         self._counts: dict[str, float] = {}
         self._serial = 0
         self._offer: Flight | None = None
@@ -71,7 +74,7 @@ class Transfers(NoTransfers):
 
     @property
     def busy(self) -> bool:
-        flying = self._loads or self._keeps or self._saves
+        flying = self._loads or self._keeps or self._saves or self._lost
         return bool(flying or self._news.urgent)
 
     # A request wants to start
@@ -196,39 +199,60 @@ class Transfers(NoTransfers):
         news, self._news = self._news, News()
         record.loose += news.filled_blocks
         loads = [flight.load for flight in news.begun]
+        # A step that reads a load may lose its request on the way, but not the blocks.
+        read = [piece.block for load in loads if load.now for piece in load.pieces]
+        record.loose += self._outside.hold(read)
         view = news.view(record, self._outside)
         order = self._connector.step(view)
         reset, self._reset = self._reset, None
+        dropped = self._lost.names()
         if order is None:
-            return ConnectorStep(None, loads, reset, broken=True)
+            self._news.dropped += [*news.dropped, *(load.load_id for load in loads)]
+            return ConnectorStep(None, loads, reset, broken=True, dropped=dropped)
         free = [number for number in order.holds if not self._outside.in_use(number)]
         if free:
             raise self._connector.breach(f"step holds blocks {free}, which nobody uses")
         if order.holds:
             self._saves.add(view.step_id, self._outside.hold(order.holds), order.timeout)
-        return ConnectorStep(order.metadata, loads, reset)
+        return ConnectorStep(order.metadata, loads, reset, dropped=dropped)
 
     # A step comes back
 
     def take(self, record: Record, result: StepResult) -> list[EngineOutput]:
         report = result.transfers or TransferReport()
         self._loads.note_failures(report)
+        self._release(report)
         outputs = []
-        for flight in self._loads.over(report.received):
+        for flight in self._loads.over([*report.received, *report.astray]):
+            if flight.load.load_id in report.astray:
+                self._lose(flight)
             outputs += self._land(flight)
         for flight in self._loads.of_step(record.plan.step_id):
-            outputs += self._judge(flight, result)
+            if result.transfers is None or flight.load.load_id in report.astray:
+                self._lose(flight)
+            outputs += self._judge(flight)
         for flight in self._loads.expired():
             self._news.dropped.append(flight.load.load_id)
-            flight.fail()
+            self._lose(flight)
             outputs += self._land(flight)
-        freed = self._keeps.release(report.sent) + self._keeps.expired()
-        self._kv.release(freed + self._saves.release(report.saved) + self._saves.expired())
         for name, value in report.stats.items():
             self._counts[name] = self._counts.get(name, 0.0) + value
         if result.transfers is not None:
             self._connector.report(report)
         return outputs
+
+    def _release(self, report: TransferReport) -> None:
+        """Give up references on blocks that the connector needs no longer."""
+        freed = self._keeps.release(report.sent) + self._keeps.expired()
+        freed += self._saves.release(report.saved) + self._saves.expired()
+        over = [load_id for load_id in report.received if load_id not in report.astray]
+        self._kv.release(freed + self._lost.release([*over, *report.stopped]))
+
+    def _lose(self, flight: Flight) -> None:
+        """Nothing of a load is of use, but something may still be written to its blocks."""
+        flight.fail()
+        blocks = self._outside.hold([piece.block for piece in flight.load.pieces])
+        self._lost.add(flight.load.load_id, blocks, inf)
 
     def _land(self, flight: Flight) -> list[EngineOutput]:
         """A load between steps is over: its request goes back to the queue, or ends."""
@@ -249,14 +273,12 @@ class Transfers(NoTransfers):
         self._books.loaded(request, fork)
         return []
 
-    def _judge(self, flight: Flight, result: StepResult) -> list[EngineOutput]:
+    def _judge(self, flight: Flight) -> list[EngineOutput]:
         """The step that read a load is over: nothing more to do, or it computed with bad blocks."""
         request = flight.request
         assert request is not None
         if request.status is Status.FINISHED:
             return []
-        if result.transfers is None:
-            flight.fail()  # the step was given up
         holds = request.status is Status.RUNNING and request.epoch == flight.epoch
         if not flight.failed:
             if holds:
@@ -305,7 +327,8 @@ class Transfers(NoTransfers):
         return self._loads.forks()
 
     def blocks(self) -> list[Block]:
-        return self._keeps.blocks() + self._saves.blocks() + self._news.filled_blocks
+        lent = self._keeps.blocks() + self._saves.blocks() + self._lost.blocks()
+        return lent + self._news.filled_blocks
 
     def stats(self) -> dict[str, float]:
         return {**self._counts, **self._connector.stats()}

@@ -61,7 +61,7 @@ class Script:
     keeps: bool = False
     """Blocks of ended requests are kept for `delay` steps."""
     breaks: frozenset[str] = frozenset()
-    """Calls that raise."""
+    """Calls that raise. ``started`` is the end of ``start_load``."""
     counts: Counter[str] = attrs.field(factory=Counter)
     """What happened."""
 
@@ -195,6 +195,14 @@ class ScriptedWorker(WorkerHalf):
                 self._clocked.append(_Clocked(self._script.delay, load=load))
         for keep in metadata["keeps"]:
             self._clocked.append(_Clocked(self._script.delay, keep=keep))
+        self._script.called("started")
+
+    def drop(self, load_id: int) -> bool:
+        self._script.called("drop")
+        self._clocked = [
+            item for item in self._clocked if item.load is None or item.load.load_id != load_id
+        ]
+        return True
 
     def wait_save(self) -> None:
         self._script.called("wait_save")

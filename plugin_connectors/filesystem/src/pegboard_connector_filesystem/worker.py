@@ -152,13 +152,18 @@ class FilesystemWorker(WorkerHalf):
             return
         orders = msgspec.convert(metadata, Orders)
         for load_id in orders.dropped:
-            if load_id in self._flights:
-                self._flights[load_id].give_up()
+            self.drop(load_id)
         for name in orders.removes:
             self._submit(REMOVE, partial(self._remove, [name]))
         for load in orders.loads:
             self._begin(load)
         self._saves = orders.saves
+
+    def drop(self, load_id: int) -> bool:
+        flight = self._flights.get(load_id)
+        if flight is not None:
+            flight.give_up()
+        return True
 
     def wait_save(self) -> None:
         saves, self._saves = self._saves, ()

@@ -8,7 +8,10 @@ import msgspec
 
 from pegboard.api.connector import Load, TransferReport
 
-__all__ = ["ChildOrder", "Orders", "Shared", "Told", "pack"]
+__all__ = ["OWNERS", "ChildOrder", "Orders", "Shared", "Told", "pack"]
+
+OWNERS = 4096
+"""Loads whose owners are remembered, far more than can be on their way."""
 
 
 class Shared(msgspec.Struct, frozen=True):

@@ -27,13 +27,10 @@ from pegboard.api.connector import (
     TransferReport,
 )
 from pegboard_connector_multi.guard import Guard
-from pegboard_connector_multi.messages import ChildOrder, Orders, Shared, Told, pack
+from pegboard_connector_multi.messages import OWNERS, ChildOrder, Orders, Shared, Told, pack
 from pegboard_connector_multi.settings import Settings
 
 __all__ = ["MultiScheduler"]
-
-OWNERS = 4096
-"""Loads whose owners are remembered, far more than can be on their way."""
 
 
 @attrs.frozen(eq=False)
@@ -62,6 +59,7 @@ class MultiScheduler(SchedulerHalf):
         self._winners: dict[str, _Child] = {}  # by request, who answered last
         self._owners: dict[int, int] = {}  # by load, the place of who brings it
         self._keeps: dict[int, Shared] = {}  # not yet told to the workers
+        self._missed: dict[int, tuple[int, ...]] = {}  # by place, drops that broke down with a step
 
     # Loading
 
@@ -126,13 +124,16 @@ class MultiScheduler(SchedulerHalf):
 
     def _step(self, child: _Child, view: StepView, loads: tuple[Load, ...]) -> StepOrder | None:
         """A connector's order, from its own view of the step; None if it breaks down."""
+        dropped = tuple(load_id for load_id in view.dropped if self._own(child, load_id))
         own = msgspec.structs.replace(
             view,
             loads=loads,
             filled=view.filled if child.config.saves else (),
-            dropped=tuple(load_id for load_id in view.dropped if self._own(child, load_id)),
+            dropped=self._missed.pop(child.place, ()) + dropped,
         )
         order: StepOrder | None = child.guard.call("step", lambda: child.half.step(own), None)
+        if order is None:
+            self._missed[child.place] = (*own.dropped, *(load.load_id for load in loads))
         if order is not None and not isinstance(order, StepOrder):
             raise child.guard.breach("step", order, "a StepOrder")
         return order

@@ -18,7 +18,7 @@ from pegboard.api.connector import (
     WorkerHalfContext,
 )
 from pegboard_connector_multi.guard import Guard
-from pegboard_connector_multi.messages import ChildOrder, Orders, Shared, Told, pack
+from pegboard_connector_multi.messages import OWNERS, ChildOrder, Orders, Shared, Told, pack
 from pegboard_connector_multi.settings import Settings
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class MultiWorker(WorkerHalf):
         self._rows = False
         self._lost: list[Load] = []
         """Loads of this step that fail because a connector broke down."""
+        self._owners: dict[int, _Child] = {}  # by load, who was told to bring it
         self._holds, self._keeps = _Shares(), _Shares()
 
     def attach(self, kv: Sequence[KVTensors], cache: KVCacheConfig, device: torch.device) -> Any:
@@ -99,8 +100,19 @@ class MultiWorker(WorkerHalf):
         for keep_id, shared in orders.keeps.items():
             self._keeps.add(keep_id, shared)
         for child, order in zip(self._children, orders.children, strict=True):
+            if not order.broken:
+                self._owners.update((load.load_id, child) for load in order.loads)
             child.active = self._start(child, order)
             self._lost += [] if child.active else order.loads
+
+        while len(self._owners) > OWNERS:
+            del self._owners[next(iter(self._owners))]
+
+    def drop(self, load_id: int) -> bool:
+        child = self._owners.get(load_id)
+        if child is None:  # nobody was told of it
+            return True
+        return child.guard.call("drop", partial(child.half.drop, load_id), False)
 
     def _start(self, child: _Child, order: ChildOrder) -> bool:
         """Begin a connector's step; False if it broke down."""
@@ -135,12 +147,14 @@ class MultiWorker(WorkerHalf):
         for place, report in enumerate(reports):
             merged.received += report.received
             merged.failed += report.failed
+            merged.astray += report.astray
             merged.sent += self._keeps.done(place, report.sent)
             merged.saved += self._holds.done(place, report.saved)
             merged.stats.update({f"multi_{place}_{n}": v for n, v in report.stats.items()})
         for load in self._lost:
             merged.failed += [FailedBlock(load.load_id, p.group, p.block) for p in load.pieces]
             merged.received += [] if load.now else [load.load_id]
+            merged.astray += [] if self.drop(load.load_id) else [load.load_id]
         self._lost = []
         if not all(report.empty and not report.stats for report in reports):
             merged.extra = pack(Told(reports))
