@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pegboard.errors import ConfigError
+from pegboard.plugins import LoadPolicy
 from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.record import Candidate
 
@@ -117,7 +118,7 @@ def test_an_entry_without_a_match_is_a_warning_with_the_nearest_name(site: Any) 
 def test_an_entry_without_a_match_is_an_error_in_strict_mode(site: Any) -> None:
     site.add_platform("acme-platform", "platforms:acme")
     with pytest.raises(ConfigError, match=r"'acme-platfrom' matches no.*'acme-platform'"):
-        site.load("acme-platfrom", strict=True)
+        site.load("acme-platfrom", policy=LoadPolicy(strict=True))
 
 
 def test_an_installed_distribution_without_plugins_is_a_match(site: Any) -> None:

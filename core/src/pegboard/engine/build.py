@@ -16,6 +16,7 @@ from pegboard.api.scheduler_class import SchedulerClass
 from pegboard.config.connect import require_connector
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel, resolve_model
+from pegboard.config.plugin_policy import policy_of
 from pegboard.config.sources import open_tokenizer
 from pegboard.engine.choose_scheduler import make_scheduler
 from pegboard.engine.connect import connect
@@ -70,7 +71,7 @@ def build_engine(
     `CheckpointError`, `UnsupportedError`, `MissingPluginError`, `SelectionError`, `ResourceError`.
     """
     own_template = read_template(config.chat_template)
-    board = board or load_plugins(strict=config.strict_plugins)
+    board = board or load_plugins(policy=policy_of(config))
     model = resolve_model(board, config)
     if config.kv_transfer_config is not None:  # before any weight is read
         groups = form_groups(model.facts.kv_slots, config.block_size)
