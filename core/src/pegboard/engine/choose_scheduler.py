@@ -11,7 +11,7 @@ from pegboard.api.kv import KVCacheConfig
 from pegboard.api.scheduler import Scheduler, SchedulerClass, SchedulerContext
 from pegboard.config.engine import EngineConfig
 from pegboard.errors import ConfigError, PegboardError, PluginError
-from pegboard.plugins import VARIABLE, Board
+from pegboard.plugins import Board
 from pegboard.scheduler.guard import Connected
 
 __all__ = ["make_scheduler"]
@@ -57,7 +57,7 @@ def _find(board: Board, wanted: str) -> SchedulerClass:
     if not board.allows_module(wanted):
         raise ConfigError(
             f"scheduler_cls={wanted!r} is not allowed: {board.allowlist.setting} leaves its "
-            f"distribution out; add it to {VARIABLE}"
+            "distribution out; add it there"
         )
     return SchedulerClass(wanted, wanted)
 

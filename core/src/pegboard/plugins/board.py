@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from pegboard.errors import DuplicateError, MissingPluginError, PluginError
-from pegboard.plugins.absence import explain_absence, surface_words
+from pegboard.plugins.absence import explain_absence, explain_missing, surface_words
 from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.first_party import FirstParty
 from pegboard.plugins.record import Candidate, PluginRecord
@@ -86,10 +86,14 @@ class Board:
             key,
             records=self.plugins,
             first_party=self._first_party(),
-            allowlist=self.allowlist,
             loaded=self.registry(surface).keys(),
         )
         return MissingPluginError(f"{what}, wanted by {wanted_by}. {why}")
+
+    def left_out(self, surface: str) -> str:
+        """Sentences on installed plugins of this surface that did not load, e.g. because of the
+        allowlist; empty if there are none."""
+        return explain_missing(surface, records=self.plugins, first_party=self._first_party())
 
     def provenance(self, surface: str, key: str) -> PluginRecord:
         """The record of the plugin that registered this name or claim.

@@ -16,10 +16,11 @@ from pegboard.api.context import PluginContext, ProcessRole
 from pegboard.api.descriptor import Descriptor
 from pegboard.api.levels import API_LEVELS
 from pegboard.errors import ConfigError, DuplicateError, PegboardError, PluginError
+from pegboard.plugins.admission import admit
 from pegboard.plugins.allowlist import VARIABLE, Allowlist
 from pegboard.plugins.board import Board
 from pegboard.plugins.builtin import core_descriptors
-from pegboard.plugins.discover import Discovery, discover
+from pegboard.plugins.discover import Discovery
 from pegboard.plugins.first_party import FirstParty, read_first_party
 from pegboard.plugins.levels import IncompatibleError, check_levels, declared_levels
 from pegboard.plugins.policy import USUAL, LoadPolicy
@@ -77,9 +78,8 @@ def build_board(
     With `surfaces`, plugins that declare none of them are left out unimported.
     """
     environ = os.environ if environ is None else environ
-    listed = read_first_party() if VARIABLE in environ else ()
-    allowlist = Allowlist.from_environ(environ, (f.distribution for f in listed))
-    found = discover(search_path)
+    admission = admit(environ, policy, search_path, read_first_party)
+    found, allowlist = admission.found, admission.allowlist
     unmatched = allowlist.unmatched_notices(found.candidates, search_path)
     if policy.strict and unmatched:
         raise ConfigError(". ".join(unmatched))
@@ -168,7 +168,9 @@ class _Loader:
             surfaces = tuple(declared_levels(candidate.value))
         except Exception:  # it is not going to load: nothing about it may stop the others
             surfaces = ()
-        reason = f"{self._allowlist.setting} has no entry for it; add {candidate.id!r}"
+        by = self._allowlist.leaving_out(candidate)
+        assert by is not None, "only what is left out is blocked"
+        reason = f"{by.name}={by.value!r} leaves it out: add {candidate.id!r} to it"
         self._records.append(_record(candidate, "blocked", reason, surfaces))
 
     def _load(self, candidate: Candidate) -> None:

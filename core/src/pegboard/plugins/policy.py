@@ -13,6 +13,10 @@ class LoadPolicy:
 
     strict: bool = False
     """Every failed or incompatible plugin and every allowlist entry without a match is an error."""
+    only: str | None = None
+    """A further allowlist beside the variable's; None: there is none."""
+    lock: str | None = None
+    """Path of a file made by ``pegboard plugins lock``; what differs from it is not imported."""
 
 
 USUAL = LoadPolicy()
