@@ -1,4 +1,4 @@
-"""Locks: what they hold, every way in which an installation can differ, and what refuses to load."""
+"""Locks: what they hold, every way in which an installation can differ, and what then loads."""
 
 from __future__ import annotations
 

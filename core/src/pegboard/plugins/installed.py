@@ -55,8 +55,8 @@ class Installed:
         self, further: Iterable[str] = (), search_path: Sequence[str] | None = None
     ) -> dict[str, str]:
         """SHA-256 of every file that is there, by name: of those that RECORD lists or that are
-        named by `further`, of its metadata, and of those in no RECORD that lie in its packages or would be imported
-        in place of its modules."""
+        named by `further`, of its metadata, and of those in no RECORD that lie in its packages or
+        would be imported in place of its modules."""
         named = (*(self.listed or ()), *self._about(), *further)
         known = {name for name in named if not _unlocked(name)}
         found = {name: path for name in known if os.path.isfile(path := self._path(name))}
@@ -137,7 +137,7 @@ def find_installed(
         if "pegboard." not in (metadata.read_text("entry_points.txt") or ""):
             continue
         name = distribution_name(metadata)
-        if name in names and name not in found:
+        if name is not None and name in names and name not in found:
             found[name] = _read(name, metadata)
     return found
 

@@ -83,8 +83,8 @@ class Lock:
             return cls._from_content(content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
-                f"plugins_lock={path!r} is damaged: {type(error).__name__}: {error}; write a new one "
-                "with 'pegboard plugins lock'"
+                f"plugins_lock={path!r} is damaged: {type(error).__name__}: {error}; write a "
+                "new one with 'pegboard plugins lock'"
             ) from error
 
     @classmethod
