@@ -87,6 +87,7 @@ def _as_json(board: Board) -> str:
 
     content = {
         "allowlist": {"variable": VARIABLE, "value": board.allowlist.value},
+        "no_plugins_except": board.allowlist.also and board.allowlist.also.value,
         "core": board.core.as_dict(),
         "plugins": [record.as_dict() for record in board.plugins],
         "notices": list(board.notices),
