@@ -24,6 +24,7 @@ from pegboard.engine.core import EngineCore
 from pegboard.engine.events import EventSink, open_sink
 from pegboard.engine.inputs import InputProcessor
 from pegboard.engine.llm_engine import LLMEngine
+from pegboard.engine.provenance import announce, used_names
 from pegboard.engine.templates import TemplateBook, read_template
 from pegboard.errors import ConfigError
 from pegboard.hostmemory import release_free_memory
@@ -31,6 +32,7 @@ from pegboard.kv.groups import form_groups
 from pegboard.kv.sizing import size_cache
 from pegboard.logging import get_logger
 from pegboard.plugins import Board, load_plugins
+from pegboard.plugins.report import Used
 from pegboard.scheduler.guard import Connected
 from pegboard.text.tokenizer import Tokenizer
 
@@ -55,6 +57,8 @@ class BuiltEngine:
     tokenizer: Tokenizer | None
     engine: LLMEngine
     templates: TemplateBook
+    used: Used
+    """What it uses of the board: names by surface."""
 
 
 def build_engine(
@@ -90,8 +94,10 @@ def build_engine(
         undo.callback(core.close)
         release_free_memory()
         engine = _front_end(config, model, core, tokenizer)
+        used = used_names(board, config, model, executor.facts())
         undo.pop_all()
-    return BuiltEngine(config, board, model, cache, tokenizer, engine, templates)
+    announce(board, model, used)
+    return BuiltEngine(config, board, model, cache, tokenizer, engine, templates, used)
 
 
 def _front_end(

@@ -14,10 +14,13 @@ from pegboard.errors import ConfigError, PegboardError, PluginError
 from pegboard.plugins import Board
 from pegboard.scheduler.guard import Connected
 
-__all__ = ["make_scheduler"]
+__all__ = ["OWN_SCHEDULER", "make_scheduler"]
+
+OWN_SCHEDULER = "token-budget"
+"""Name of the core's own."""
 
 _OWN = SchedulerClass(
-    "token-budget", "pegboard.scheduler:build_scheduler", max_in_flight=2, transfers=True
+    OWN_SCHEDULER, "pegboard.scheduler:build_scheduler", max_in_flight=2, transfers=True
 )
 _METHODS = tuple(name for name in vars(Scheduler) if not name.startswith("_"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -13,6 +13,9 @@ from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.first_party import FirstParty
 from pegboard.plugins.record import Candidate, PluginRecord
 from pegboard.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from pegboard.plugins.report import Used
 
 __all__ = ["Board"]
 
@@ -112,6 +115,13 @@ class Board:
             ):
                 return record
         return self.core
+
+    def report(self, used: Used | None = None) -> list[dict[str, Any]]:
+        """One row of plain values for the core and for each plugin found: what is installed, what
+        is loaded and what is used by the engine whose names are `used`, by surface."""
+        from pegboard.plugins.report import plugin_report  # start-up must be quick
+
+        return plugin_report(self, used)
 
     def allows_module(self, path: str) -> bool:
         """Whether the allowlist lets a class named by module path be imported.
