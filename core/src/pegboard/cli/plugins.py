@@ -15,11 +15,15 @@ from functools import partial
 from pegboard.cli.dispatch import ArgvCommand
 from pegboard.plugins import VARIABLE, Board, LoadPolicy, PluginRecord, build_board
 
-__all__ = ["app"]
+__all__ = ["COMMANDS", "app"]
 
-_HEADER = ("id", "distribution", "version", "group", "surfaces", "state", "import", "registered")
+_HEADER = (
+    *("id", "distribution", "version", "group", "surfaces", "state", "processes", "import"),
+    "registered",
+)
+_ALL_PROCESSES = 3
 _SHOWN_KEYS = 4
-_COMMANDS = {
+COMMANDS = {
     "list": "list every plugin found, with its state and what it registered",
     "doctor": "look for what is wrong with the installed plugins; exits with 1 if something is",
     "lock": "write down which plugins run here, with the hashes of their files",
@@ -36,7 +40,7 @@ def _main(words: Sequence[str]) -> int:
         formatter_class=layout,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, about in _COMMANDS.items():
+    for name, about in COMMANDS.items():
         command = commands.add_parser(
             name, help=about, description=f"{about[0].upper()}{about[1:]}.", formatter_class=layout
         )
@@ -118,6 +122,7 @@ def _row(record: PluginRecord) -> tuple[str, ...]:
         record.group.rpartition(".")[2],
         ",".join(record.surfaces) or "-",
         record.state,
+        "all" if len(record.processes) == _ALL_PROCESSES else ",".join(record.processes),
         seconds,
         _registered(record),
     )

@@ -24,7 +24,11 @@ from pegboard.plugins.record import Candidate
 from pegboard.plugins.requirements import installed_versions, unmet
 from pegboard.plugins.scan import Metadata, MetadataFolder, headers, scan
 
-__all__ = ["SLOW_IMPORT", "Finding", "Report", "examine", "lazy_refs"]
+__all__ = ["SLOW_IMPORT", "Check", "Finding", "Report", "examine", "lazy_refs"]
+
+Check = Literal[
+    "allowlist", "metadata", "api level", "loading", "requirements", "imports", "import time"
+]
 
 SLOW_IMPORT = 1.0
 """Seconds; a plugin that takes longer to import and to ask is mentioned."""
@@ -36,9 +40,8 @@ class Finding:
 
     severity: Literal["problem", "warning"]
     """A problem keeps something from working; a warning may be meant."""
-    check: str
-    """What was looked at: ``allowlist``, ``metadata``, ``api level``, ``loading``,
-    ``requirements``, ``imports`` or ``import time``."""
+    check: Check
+    """What was looked at."""
     message: str
 
 
@@ -149,6 +152,8 @@ def _records(board: Board) -> Iterator[Finding]:
             yield Finding("problem", "api level", f"{record}: {record.reason}")
         elif record.state == "failed":
             yield Finding("problem", "loading", f"{record}: {record.reason}")
+        elif record.state == "shadowed":
+            yield Finding("warning", "loading", f"{record}: {record.reason}")
         for note in record.notes:
             yield Finding("warning", "loading", f"{record}: {note}")
         if record.import_seconds > SLOW_IMPORT:

@@ -35,7 +35,7 @@ def plugin_report(board: Board, used: Used | None = None) -> list[dict[str, Any]
                 "state": record.state,
                 "reason": record.reason,
                 "installed": record.version,
-                "loaded": record.state == "ready",
+                "loaded": record.state in ("ready", "shadowed"),
                 "used": things,
             }
         )
