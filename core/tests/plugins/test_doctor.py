@@ -76,13 +76,14 @@ def test_stale_metadata_that_hides_entry_points(site: Any) -> None:
     assert "acme.egg-info (0.9)" in message and "acme-1.0.dist-info (1.0)" in message
 
 
-def test_the_same_metadata_twice_is_no_matter(site: Any) -> None:
+def test_the_same_metadata_twice_is_but_a_warning(site: Any) -> None:
     add(site, "acme")
     twin = site.folder / "acme.egg-info"
     twin.mkdir()
     for name, source in (("PKG-INFO", "METADATA"), ("entry_points.txt", "entry_points.txt")):
         (twin / name).write_text((site.folder / "acme-1.0.dist-info" / source).read_text())
-    assert findings(site) == []
+    ((severity, check, message),) = findings(site)
+    assert (severity, check) == ("warning", "metadata") and "2 times" in message
 
 
 def test_metadata_that_cannot_be_read(site: Any) -> None:

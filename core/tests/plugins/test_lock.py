@@ -152,6 +152,18 @@ def test_a_package_shared_with_another_distribution_is_no_difference(
     assert "one 1.0: file shared/__init__.py was added" in locked.differences()
 
 
+def test_what_another_distribution_puts_into_its_package_is_a_difference(locked: Locked) -> None:
+    locked.site.add("guest", {}, files={"acme_pkg/inner/guest.py": ""})
+    assert locked.differences() == ["acme 1.0: file acme_pkg/inner/guest.py was added"]
+
+
+def test_a_board_that_is_there_can_be_compared(locked: Locked) -> None:
+    (locked.site.folder / "acme_pkg/__init__.py").unlink()
+    board = locked.site.load()
+    with pytest.raises(PluginError, match=r"acme_pkg/__init__\.py was removed"):
+        board.check_lock(locked.path)
+
+
 def test_a_module_that_hides_it_is_named(
     locked: Locked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

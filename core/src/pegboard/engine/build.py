@@ -75,7 +75,10 @@ def build_engine(
     `CheckpointError`, `UnsupportedError`, `MissingPluginError`, `SelectionError`, `ResourceError`.
     """
     own_template = read_template(config.chat_template)
-    board = board or load_plugins(policy=policy_of(config))
+    if board is None:
+        board = load_plugins(policy=policy_of(config))
+    elif config.plugins_lock is not None:
+        board.check_lock(config.plugins_lock)
     model = resolve_model(board, config)
     if config.kv_transfer_config is not None:  # before any weight is read
         groups = form_groups(model.facts.kv_slots, config.block_size)

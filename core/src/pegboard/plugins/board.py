@@ -116,6 +116,14 @@ class Board:
                 return record
         return self.core
 
+    def check_lock(self, path: str) -> None:
+        """Raise `PluginError` unless the admitted plugins are those of the lock at `path`, and
+        `ConfigError` if that is none."""
+        from pegboard.plugins.lock import enforce_lock  # few runs have one
+
+        admitted = [c for c in self._candidates if self.allowlist.admits(c)]
+        enforce_lock(path, admitted, self._search_path)
+
     def report(self, used: Used | None = None) -> list[dict[str, Any]]:
         """One row of plain values for the core and for each plugin found: what is installed, what
         is loaded and what is used by the engine whose names are `used`, by surface."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import attrs
 
@@ -111,28 +111,36 @@ def _metadata(admission: Admission, search_path: Sequence[str] | None) -> Iterat
     for notice in admission.found.notices:
         if not any(notice.startswith(f"{name} is on the path twice") for name in copies):
             yield Finding("problem", "metadata", notice)
-    for name, places in copies.items():
-        first, *others = (f"{place} ({version or 'no version'})" for place, version in places)
+    for name, there in copies.items():
+        first, *others = (f"{copy.place} ({copy.version or 'no version'})" for copy in there)
+        alike = len({copy.content for copy in there}) == 1
         yield Finding(
-            "problem",
+            "warning" if alike else "problem",
             "metadata",
-            f"{name} is on the path {len(places)} times: {first} hides {', '.join(others)}; "
-            "remove the stale ones",
+            f"{name} is on the path {len(there)} times: {first} hides {', '.join(others)}; remove "
+            "the stale ones",
         )
 
 
-def _copies(names: set[str], search_path: Sequence[str] | None) -> dict[str, list[tuple[str, str]]]:
-    """(place, version) of the metadata of each name that is there more than once and not alike, in
-    order of the path."""
-    places: dict[str, dict[str, str]] = defaultdict(dict)
-    contents: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+class _Copy(NamedTuple):
+    """The metadata of a distribution."""
+
+    place: str
+    version: str
+    content: tuple[str, ...]
+
+
+def _copies(names: set[str], search_path: Sequence[str] | None) -> dict[str, list[_Copy]]:
+    """By name, those that are there more than once, in order of the path."""
+    found: dict[str, dict[str, _Copy]] = defaultdict(dict)
     for metadata in scan(search_path):
         name = distribution_name(metadata)
         if name is not None and name in names:
             version = headers(metadata).get("version", [""])[0]
-            places[name].setdefault(_place(metadata), version)
-            contents[name].add((version, *_entry_point_lines(metadata)))
-    return {name: list(places[name].items()) for name in places if len(contents[name]) > 1}
+            place = _place(metadata)
+            copy = _Copy(place, version, (version, *_entry_point_lines(metadata)))
+            found[name].setdefault(place, copy)
+    return {name: list(there.values()) for name, there in found.items() if len(there) > 1}
 
 
 def _entry_point_lines(metadata: Metadata) -> list[str]:

@@ -55,16 +55,18 @@ class Installed:
         self, further: Iterable[str] = (), search_path: Sequence[str] | None = None
     ) -> dict[str, str]:
         """SHA-256 of every file that is there, by name: of those that RECORD lists or that are
-        named by `further`, of its metadata, and of those in no RECORD that lie in its packages or
-        would be imported in place of its modules."""
+        named by `further`, of its metadata, and of others that lie in its packages or would be
+        imported in place of its modules, but for what other distributions keep in a namespace that
+        they share with it."""
         named = (*(self.listed or ()), *self._about(), *further)
         known = {name for name in named if not _unlocked(name)}
         found = {name: path for name in known if os.path.isfile(path := self._path(name))}
-        beside = {name for name in self._beside() if name not in known}
-        if beside:
+        beside = {name: self._path(name) for name in self._beside() if name not in known}
+        shared = {name for name in beside if not _in_own_package(name, known)}
+        if shared:
             owned = _owned_by_others(self, search_path)
-            strays = ((name, self._path(name)) for name in beside)
-            found |= {name: path for name, path in strays if os.path.realpath(path) not in owned}
+            shared = {name for name in shared if os.path.realpath(beside[name]) in owned}
+        found |= {name: path for name, path in beside.items() if name not in shared}
         return {name: _sha256(found[name]) for name in sorted(found)}
 
     def missing(self) -> list[str]:
@@ -173,6 +175,12 @@ def _unlocked(name: str) -> bool:
     """Caches, which Python writes, and the list itself, which is not believed."""
     parts = name.split("/")
     return name.endswith(".dist-info/RECORD") or any(part in _UNLOCKED for part in parts)
+
+
+def _in_own_package(name: str, known: Collection[str]) -> bool:
+    """Below a package that is the distribution's alone, not a namespace that several share."""
+    parts = name.split("/")
+    return any("/".join((*parts[:depth], "__init__.py")) in known for depth in range(1, len(parts)))
 
 
 def _owned_by_others(own: Installed, search_path: Sequence[str] | None) -> set[str]:

@@ -20,7 +20,6 @@ __all__ = [
     "choose_backend",
     "choose_platform",
     "choose_prompts_backend",
-    "describe_platform",
     "probe_platform",
 ]
 
@@ -47,7 +46,7 @@ def choose_platform(
     best = _highest(usable)
     if len(best) == 1:
         return best[0]
-    lines = "; ".join(describe_platform(platform, answer) for platform, answer in answers)
+    lines = "; ".join(_described(platform, answer) for platform, answer in answers)
     if best:
         names = " and ".join(platform.name for platform in best)
         raise SelectionError(
@@ -72,7 +71,7 @@ def probe_platform(platform: Platform) -> ProbeResult:
     return answer
 
 
-def describe_platform(platform: Platform, answer: ProbeResult) -> str:
+def _described(platform: Platform, answer: ProbeResult) -> str:
     """One candidate with what its probe said."""
     usable = "usable" if answer.present else "not usable"
     return f"{platform.name} (priority {platform.priority}): {usable}, {answer.reason}"
