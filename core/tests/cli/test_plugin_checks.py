@@ -129,7 +129,9 @@ def test_the_doctor_tells_problems_and_its_exit_code_says_so(
 ) -> None:
     assert run(["plugins", "doctor"]) == 0
     assert capsys.readouterr().out.endswith("examined: 0 problems, 0 warnings\n")
-    (site / "zz_greeter.py").write_text(SOURCE.replace("zz_greeter:greet", "zz_greeter:great"))
+    (site / "zz_greeter.py").write_text(
+        SOURCE.replace("zz_greeter:greet", "zz_greeter:no_such_thing")
+    )
     sys.modules.pop("zz_greeter", None)
     assert run(["plugins", "doctor"]) == 1
     text = " ".join(capsys.readouterr().out.split())

@@ -24,10 +24,12 @@ FACTS = {"attention": ["a+b", "a"], "ops": {"rope": "x.rope", "linear": "plain"}
 
 
 def test_an_engine_tells_what_is_installed_loaded_and_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    root = logging.getLogger("pegboard")
+    monkeypatch.setattr(root, "propagate", True)
+    monkeypatch.setattr(root, "handlers", [])
     caplog.set_level("INFO", "pegboard")
-    logging.getLogger("pegboard").propagate = True
     with LLM(write_tiny_model(tmp_path), platform="null", **SMALL) as llm:
         rows = {row["id"]: row for row in llm.plugins()}
         backends = llm.engine.core.executor.facts()["attention"]
