@@ -82,6 +82,16 @@ def test_a_lock_that_is_not_there_or_cannot_be_written_is_bad_input(
     assert "cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["run", "m", "Hello"], ["bench", "latency", "m"]])
+def test_commands_that_make_an_engine_take_the_options(
+    site: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    assert run([*command, "--plugins-lock", "absent.lock"]) == 2
+    assert "plugins_lock='absent.lock' cannot be read" in capsys.readouterr().err
+    assert run([*command, "--strict-plugins", "--no-plugins-except", "nobody"]) == 2
+    assert "no_plugins_except entry 'nobody' matches no" in capsys.readouterr().err
+
+
 def test_an_engine_does_not_start_beside_a_lock_that_does_not_hold(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
