@@ -10,14 +10,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import attrs
 import pytest
 
 from pegboard import EngineConfig, SamplingParams, errors
 from pegboard.api.hooks import HOOK_SURFACES
+from pegboard.cli.plugins import COMMANDS as PLUGIN_COMMANDS
 from pegboard.config.aliases import ALIASES
 from pegboard.config.engine import POLICIES
+from pegboard.plugins import PluginState
+from pegboard.plugins.doctor import Check
 from pegboard.testing.checkpoints import write_tiny_model
 from pegboard_quant_gguf.pretokenizers import PRETOKENIZERS
 from pegboard_quant_gguf.types import SUPPORTED_TYPES
@@ -252,6 +256,14 @@ def test_the_status_page_lists_what_gguf_files_may_hold(repo_root: Path) -> None
     page = repo_root / "docs/status.md"
     assert list(table(page, "type")) == list(SUPPORTED_TYPES)
     assert set(table(page, "pre-tokeniser (`tokenizer.ggml.pre`)")) == set(PRETOKENIZERS)
+
+
+def test_the_page_for_operators_lists_every_state_and_every_check(repo_root: Path) -> None:
+    page = repo_root / "docs/operating.md"
+    assert list(table(page, "state")) == list(get_args(PluginState))
+    assert list(table(page, "check")) == list(get_args(Check))
+    for command in (*PLUGIN_COMMANDS, "collect-env"):
+        assert re.search(rf"`(pegboard |pegboard plugins )?{command}\b", page.read_text()), command
 
 
 def test_the_guide_lists_every_surface_with_its_hook_and_contract(repo_root: Path) -> None:

@@ -46,6 +46,8 @@ def test_the_measurement_sees_what_is_loaded() -> None:
         (["--version"], 0, "0."),
         (["plugins", "list"], 0, "llama"),
         (["plugins", "list", "--json"], 0, "llama"),
+        (["plugins", "doctor", "--no-plugins-except", ""], 0, "0 problems"),
+        (["plugins", "verify", "no-such.lock"], 2, "cannot be read"),
         (["no-such-command"], 2, "no-such-command"),
     ],
 )

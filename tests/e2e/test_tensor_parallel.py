@@ -22,7 +22,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from pegboard import LLM, RequestOutput, SamplingParams
-from pegboard.errors import ConfigError, EngineDeadError, UnsupportedError
+from pegboard.errors import ConfigError, EngineDeadError, PluginError, UnsupportedError
+from pegboard.plugins import Board, load_plugins
+from pegboard.plugins.lock import Lock
 from pegboard.testing.checkpoints import write_hybrid_model, write_tiny_model
 from pegboard_quant_fp8.codes import CODES, round_blocks
 from pegboard_testkit.alone import compare_with_alone
@@ -231,6 +233,25 @@ def test_an_error_of_a_rank_while_it_loads_is_that_of_the_engine(tmp_path: Path)
     before = psutil.Process().children()
     with pytest.raises(UnsupportedError, match="the null platform serves one rank, not 2"):
         LLM(str(path), platform="null", tensor_parallel_size=2, max_model_len=64)
+    assert psutil.Process().children() == before
+
+
+def test_ranks_compare_installed_plugins_with_the_lock_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a file had changed after the engine's own process had looked."""
+    monkeypatch.setattr(Board, "check_lock", lambda board, path: None)
+    lock = str(tmp_path / "a.lock")
+    Lock("0.0.7", (), {}).write(lock)
+    before = psutil.Process().children()
+    with pytest.raises(PluginError, match=r"pegboard-core 0\.0\.7 is locked"):
+        LLM(
+            write_tiny_model(tmp_path / "tiny"),
+            board=load_plugins(),
+            tensor_parallel_size=2,
+            max_model_len=64,
+            plugins_lock=lock,
+        )
     assert psutil.Process().children() == before
 
 

@@ -94,6 +94,7 @@ def test_the_json_form_holds_every_fact(folder: Path) -> None:
         "reason": "",
         "registered": [{"surface": "command", "name": "greet", "claims": []}],
         "notes": [],
+        "processes": ["front", "engine", "worker"],
     }
     assert bad["state"] == "failed" and "no luck" in bad["reason"]
     assert any("no luck" in notice for notice in content["notices"])
@@ -103,6 +104,7 @@ def test_the_table_shows_state_and_reason(folder: Path) -> None:
     done = pegboard_command("plugins", "list", path=folder)
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     assert "ready" in rows["zz-good"] and "command:greet" in rows["zz-good"]
+    assert rows["zz-good"].split()[6] == "all" and rows["id"].split()[6] == "processes"
     assert "failed" in rows["zz-bad"]
     assert done.stdout.count("no luck") == 1
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pegboard.errors import ConfigError
+from pegboard.plugins import LoadPolicy
 from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.record import Candidate
 
@@ -117,7 +118,7 @@ def test_an_entry_without_a_match_is_a_warning_with_the_nearest_name(site: Any) 
 def test_an_entry_without_a_match_is_an_error_in_strict_mode(site: Any) -> None:
     site.add_platform("acme-platform", "platforms:acme")
     with pytest.raises(ConfigError, match=r"'acme-platfrom' matches no.*'acme-platform'"):
-        site.load("acme-platfrom", strict=True)
+        site.load("acme-platfrom", policy=LoadPolicy(strict=True))
 
 
 def test_an_installed_distribution_without_plugins_is_a_match(site: Any) -> None:
@@ -164,3 +165,51 @@ def test_a_class_in_an_editable_install_belongs_to_its_distribution(
     (info / "direct_url.json").write_text(f'{{"url": "{url}", "dir_info": {{"editable": true}}}}')
     assert site.load("edited").allows_module("edited:Thing")
     assert not site.load("other").allows_module("edited:Thing")
+
+
+@pytest.mark.parametrize(
+    ("value", "only", "ready"),
+    [
+        (None, "acme", {"acme"}),
+        (None, "", set()),
+        ("acme", "acme,other", {"acme"}),
+        ("acme", "other", set()),
+        ("*", " platforms:o* , ", {"other"}),
+        (None, "@first-party", set()),
+    ],
+)
+def test_a_second_list_must_admit_a_plugin_too(
+    site: Any, value: str | None, only: str, ready: set[str]
+) -> None:
+    for name in ("acme", "other"):
+        site.add_platform(f"{name}-platform", f"platforms:{name}")
+    board = site.load(value, policy=LoadPolicy(only=only))
+    assert {record.id for record in board.plugins if record.state == "ready"} == ready
+    assert {record.state for record in board.plugins} <= {"ready", "blocked"}
+
+
+def test_the_list_that_leaves_a_plugin_out_is_named(site: Any) -> None:
+    site.add_platform("acme-platform", "platforms:acme")
+    (record,) = site.load("acme", policy=LoadPolicy(only="acne")).plugins
+    assert record.reason == "no_plugins_except='acne' leaves it out: add 'acme' to it"
+    (record,) = site.load("acne", policy=LoadPolicy(only="acme")).plugins
+    assert record.reason == "VLLM_PLUGINS='acne' leaves it out: add 'acme' to it"
+
+
+def test_entries_of_the_second_list_are_looked_at_like_the_others(site: Any) -> None:
+    site.add_platform("acme-platform", "platforms:acme")
+    (stranger, unmatched) = sorted(
+        site.load(policy=LoadPolicy(only="acme,ac*,acmee")).notices, key=lambda n: "did you" in n
+    )
+    assert "no_plugins_except entry 'ac*' also admits acme-platform" in stranger
+    assert "no_plugins_except entry 'acmee' matches no installed plugin" in unmatched
+    with pytest.raises(ConfigError, match="no_plugins_except entry 'acmee'"):
+        site.load(policy=LoadPolicy(only="acmee", strict=True))
+
+
+def test_a_class_named_by_path_must_pass_both_lists(site: Any) -> None:
+    site.add("parsers", {}, files={"parsers/__init__.py": "", "parsers/x.py": ""})
+    path = "parsers.x:Parser"
+    assert site.load("parsers", policy=LoadPolicy(only="parsers")).allows_module(path)
+    assert not site.load("parsers", policy=LoadPolicy(only="other")).allows_module(path)
+    assert not site.load(policy=LoadPolicy(only="other")).allows_module(path)

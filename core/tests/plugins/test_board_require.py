@@ -179,3 +179,15 @@ def test_every_clash_is_reported() -> None:
     with pytest.raises(ClashError, match="2 more clashes") as caught:
         registry.extended([entry("d2", "a", "A", "B", "C")])
     assert [clash.key for clash in caught.value.clashes] == ["a", "A", "B"]
+
+
+@pytest.mark.usefixtures("first_party")
+def test_what_did_not_load_is_told_also_where_something_else_did(site: Any) -> None:
+    site.add_platform("pegboard-platform-acme", "platforms:acme")
+    site.add("stranger", {"platforms:far": "far"}, files={"far.py": "PEGBOARD_API = {'ops': 0}"})
+    site.add_platform("sound", "platforms:sound")
+    said = site.load("sound").left_out("platform")
+    assert "pegboard-platform-acme 1.0 provides it" in said
+    assert "VLLM_PLUGINS='sound' leaves it out: add 'acme' to it" in said
+    assert "stranger" not in said, "it registers nothing of this surface"
+    assert site.load().left_out("quant") == ""

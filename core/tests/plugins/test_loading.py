@@ -12,7 +12,7 @@ import pytest
 
 from pegboard.api.command import Command
 from pegboard.errors import DuplicateError, PluginError
-from pegboard.plugins import load_plugins
+from pegboard.plugins import LoadPolicy, load_plugins
 
 HEAD = """
 from pegboard.api.command import Command
@@ -110,7 +110,7 @@ def test_a_failing_plugin_is_quarantined_and_shown(site: Any, body: str, reason:
     assert plugin_names(board, "platform") == ["sound"]
     assert any(reason in notice and "odd" in notice for notice in board.notices)
     with pytest.raises(PluginError, match=r"strict mode refuses to start: plugins:odd of odd 1\.0"):
-        site.load(strict=True)
+        site.load(policy=LoadPolicy(strict=True))
 
 
 def test_a_plugin_that_returns_nothing_is_told_so(site: Any) -> None:

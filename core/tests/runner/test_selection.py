@@ -31,6 +31,10 @@ def broken() -> ProbeResult:
     raise OSError("library is cut short")
 
 
+def odd() -> str:
+    return "yes"
+
+
 def platform(name: str, probe: str, priority: int = 0) -> Platform:
     return Platform(name, f"{__name__}:{probe}", f"{__name__}:here", priority)
 
@@ -61,6 +65,22 @@ def test_without_a_usable_platform_the_error_has_every_answer():
         choose_platform(platforms)
     for part in ("a (priority 0): not usable, no driver found", "b (", "OSError: library is cut"):
         assert part in str(error.value)
+
+
+def test_what_might_have_brought_another_is_told_where_nothing_serves():
+    hint = "acme 1.0 provides it and is installed, but VLLM_PLUGINS='x' leaves it out."
+    with pytest.raises(SelectionError, match=r"no driver found\. acme 1\.0 .* leaves it out"):
+        choose_platform([platform("a", "absent")], left_out=lambda: hint)
+    with pytest.raises(SelectionError, match=r"is not among cuda\. acme 1\.0 .* leaves it out"):
+        choose_backend([backend("a", platforms=("cuda",))], GROUP, WISH, lambda: hint)
+    with pytest.raises(SelectionError) as error:
+        choose_platform([platform("a", "here"), platform("b", "here")], left_out=lambda: hint)
+    assert "acme" not in str(error.value), "a tie is another matter"
+
+
+def test_a_probe_that_answers_with_something_else_counts_as_absent():
+    with pytest.raises(SelectionError, match="its probe returned str"):
+        choose_platform([platform("a", "odd")])
 
 
 def test_a_tie_is_an_error_that_names_both_and_the_remedy():
@@ -128,7 +148,7 @@ def test_a_backend_for_prompts_is_the_best_that_fits_or_none():
     assert choose_prompts_backend([], GROUP, WISH) is None
     narrow = prompts_backend("narrow", head_sizes=(7,))
     assert choose_prompts_backend([narrow], GROUP, WISH) is None
-    with pytest.raises(SelectionError, match="equally good for the prompts"):
+    with pytest.raises(SelectionError, match=r"equally good for the prompts.*Candidates: .*fits"):
         choose_prompts_backend([low, attrs.evolve(low, name="same")], GROUP, WISH)
 
 

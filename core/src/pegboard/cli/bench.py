@@ -14,8 +14,11 @@ from pegboard.api.params import MAX_COUNT, SamplingParams
 from pegboard.cli.options import (
     BackendOption,
     EventsOption,
+    ExceptOption,
+    LockOption,
     PlatformOption,
     RanksOption,
+    StrictOption,
     TransferOption,
     engine_options,
     loading_bar,
@@ -49,6 +52,9 @@ def latency(
     tensor_parallel_size: RanksOption = None,
     kv_events_config: EventsOption = None,
     kv_transfer_config: TransferOption = None,
+    strict_plugins: StrictOption = None,
+    plugins_lock: LockOption = None,
+    no_plugins_except: ExceptOption = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="Engine settings, name=value.")
     ] = None,
@@ -73,6 +79,9 @@ def latency(
         "tensor_parallel_size": tensor_parallel_size,
         "kv_events_config": kv_events_config,
         "kv_transfer_config": kv_transfer_config,
+        "strict_plugins": strict_plugins,
+        "plugins_lock": plugins_lock,
+        "no_plugins_except": no_plugins_except,
     }
     settings = {
         "max_model_len": input_len + output_len,

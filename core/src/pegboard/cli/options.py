@@ -18,9 +18,12 @@ from pegboard.errors import ConfigError
 __all__ = [
     "BackendOption",
     "EventsOption",
+    "ExceptOption",
     "LoadingBar",
+    "LockOption",
     "PlatformOption",
     "RanksOption",
+    "StrictOption",
     "TransferOption",
     "engine_options",
     "loading_bar",
@@ -41,6 +44,18 @@ EventsOption = Annotated[
 ]
 TransferOption = Annotated[
     str | None, typer.Option(help="JSON: the KV connector and its settings.")
+]
+StrictOption = Annotated[
+    bool | None,
+    typer.Option("--strict-plugins", help="A plugin that fails to load is fatal."),
+]
+LockOption = Annotated[
+    str | None,
+    typer.Option(help="A lock; the engine starts only if the installed plugins are as locked."),
+]
+ExceptOption = Annotated[
+    str | None,
+    typer.Option(help="A second allowlist beside VLLM_PLUGINS: load no plugins except these."),
 ]
 
 

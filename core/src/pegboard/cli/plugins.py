@@ -1,4 +1,5 @@
-"""``pegboard plugins``: what is installed, what became of it and why.
+"""``pegboard plugins``: what is installed, what became of it and why; its checks stand in
+`pegboard.cli.plugin_checks`.
 
 The table is set by hand and the arguments go through argparse: typer and rich would each take over
 a tenth of a second.
@@ -8,16 +9,26 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from pegboard.cli.dispatch import ArgvCommand
-from pegboard.plugins import VARIABLE, Board, PluginRecord, build_board
+from pegboard.plugins import VARIABLE, Board, LoadPolicy, PluginRecord, build_board
 
-__all__ = ["app"]
+__all__ = ["COMMANDS", "app"]
 
-_HEADER = ("id", "distribution", "version", "group", "surfaces", "state", "import", "registered")
+_HEADER = (
+    *("id", "distribution", "version", "group", "surfaces", "state", "processes", "import"),
+    "registered",
+)
+_ALL_PROCESSES = 3
 _SHOWN_KEYS = 4
+COMMANDS = {
+    "list": "list every plugin found, with its state and what it registered",
+    "doctor": "look for what is wrong with the installed plugins; exits with 1 if something is",
+    "lock": "write down which plugins run here, with the hashes of their files",
+    "verify": "compare the installed plugins with a lock; exits with 1 if they differ",
+}
 
 
 def _main(words: Sequence[str]) -> int:
@@ -25,20 +36,51 @@ def _main(words: Sequence[str]) -> int:
     layout = partial(argparse.HelpFormatter, width=100)
     parser = argparse.ArgumentParser(
         prog="pegboard plugins",
-        description="Inspect the installed plugins.",
+        description="Inspect, check and lock the installed plugins.",
         formatter_class=layout,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    about = "list every plugin found, with its state and what it registered"
-    listing = commands.add_parser("list", help=about, description=about, formatter_class=layout)
-    listing.add_argument("--json", action="store_true", help="print one JSON object")
+    for name, about in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=about, description=f"{about[0].upper()}{about[1:]}.", formatter_class=layout
+        )
+        if name in ("list", "doctor"):
+            command.add_argument("--json", action="store_true", help="print one JSON object")
+        else:
+            command.add_argument("file", nargs="?", help="default: pegboard-plugins.lock")
+        command.add_argument(
+            "--no-plugins-except",
+            metavar="LIST",
+            help=f"a second allowlist beside {VARIABLE}, of the same form",
+        )
+        if name == "doctor":
+            _add_doctor_options(command)
     try:
         options = parser.parse_args(words)
     except SystemExit as done:
         return int(done.code or 0)
-    board = build_board()
-    print(_as_json(board) if options.json else _as_text(board))
-    return 0
+    policy = LoadPolicy(only=options.no_plugins_except)
+    if options.command == "list":
+        board = build_board(policy=policy)
+        print(_as_json(board) if options.json else _as_text(board))
+        return 0
+    from pegboard.cli import plugin_checks  # with hashes or subprocesses: not for a quick list
+
+    run: Callable[[argparse.Namespace, LoadPolicy], int] = getattr(plugin_checks, options.command)
+    return run(options, policy)
+
+
+def _add_doctor_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--strict", action="store_true", help="exit with 1 also where there are only warnings"
+    )
+    command.add_argument(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="time that importing one part of a plugin may take (default: 60)",
+    )
 
 
 app = ArgvCommand(_main)
@@ -49,6 +91,7 @@ def _as_json(board: Board) -> str:
 
     content = {
         "allowlist": {"variable": VARIABLE, "value": board.allowlist.value},
+        "no_plugins_except": board.allowlist.also and board.allowlist.also.value,
         "core": board.core.as_dict(),
         "plugins": [record.as_dict() for record in board.plugins],
         "notices": list(board.notices),
@@ -79,6 +122,7 @@ def _row(record: PluginRecord) -> tuple[str, ...]:
         record.group.rpartition(".")[2],
         ",".join(record.surfaces) or "-",
         record.state,
+        "all" if len(record.processes) == _ALL_PROCESSES else ",".join(record.processes),
         seconds,
         _registered(record),
     )

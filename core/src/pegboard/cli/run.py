@@ -13,8 +13,11 @@ from pegboard.api.params import SamplingParams
 from pegboard.cli.options import (
     BackendOption,
     EventsOption,
+    ExceptOption,
+    LockOption,
     PlatformOption,
     RanksOption,
+    StrictOption,
     TransferOption,
     engine_options,
     loading_bar,
@@ -56,6 +59,9 @@ def run(
     tensor_parallel_size: RanksOption = None,
     kv_events_config: EventsOption = None,
     kv_transfer_config: TransferOption = None,
+    strict_plugins: StrictOption = None,
+    plugins_lock: LockOption = None,
+    no_plugins_except: ExceptOption = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="Further engine settings, name=value."),
@@ -67,17 +73,7 @@ def run(
 
     if quiet:
         setup_logging(level="ERROR")
-    given: dict[str, Any] = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "seed": seed,
-    }
-    sampling: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        **{k: v for k, v in given.items() if v is not None},
-    }
-    SamplingParams(**sampling)  # a bad value is found before the model is loaded
+    sampling = _sampling(max_tokens, temperature, top_p, top_k, seed)
     flags = {
         "dtype": dtype,
         "max_model_len": max_model_len,
@@ -86,12 +82,32 @@ def run(
         "tensor_parallel_size": tensor_parallel_size,
         "kv_events_config": kv_events_config,
         "kv_transfer_config": kv_transfer_config,
+        "strict_plugins": strict_plugins,
+        "plugins_lock": plugins_lock,
+        "no_plugins_except": no_plugins_except,
     }
     settings = engine_options(option or [], flags)
     text = read_input() if prompt == "-" else prompt
     with loading_bar(quiet) as progress, LLM(model, progress=progress, **settings) as llm:
         progress.finish()
         _answer(llm, text, system, raw, sampling, quiet)
+
+
+def _sampling(
+    max_tokens: int,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    seed: int | None,
+) -> dict[str, Any]:
+    """What was given, checked: a bad value is found before the model is loaded."""
+    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+    sampling: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        **{name: value for name, value in given.items() if value is not None},
+    }
+    SamplingParams(**sampling)
+    return sampling
 
 
 def _answer(

@@ -18,7 +18,12 @@ class CommandEntry(NamedTuple):
 COMMANDS = (
     CommandEntry("bench", "Measure latency and throughput of a model", "pegboard.cli.bench:app"),
     CommandEntry(
-        "plugins", "Show the installed plugins and their state", "pegboard.cli.plugins:app"
+        "collect-env",
+        "Print what a bug report should have",
+        "pegboard.cli.collect_env:app",
+    ),
+    CommandEntry(
+        "plugins", "Show, check and lock the installed plugins", "pegboard.cli.plugins:app"
     ),
     CommandEntry("run", "Complete one prompt with a model", "pegboard.cli.run:app"),
 )

@@ -88,6 +88,11 @@ def _text(optional: bool = False) -> Validator:
     return check
 
 
+def _list_text(_: Any, field: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        raise _reject(field.name, value, "a comma-separated list in one string, or None")
+
+
 def _boolean(_: Any, field: attrs.Attribute[Any], value: object) -> None:
     if not isinstance(value, bool):
         raise _reject(field.name, value, "True or False")
@@ -211,6 +216,15 @@ class EngineConfig:
     )
     """The KV connector: a mapping or its JSON text. None: no connector."""
     strict_plugins: bool = attrs.field(default=False, validator=_boolean)
+    """A plugin that fails to load, or an allowlist entry without a match, is fatal."""
+    no_plugins_except: str | None = attrs.field(default=None, validator=_list_text)
+    """A second allowlist, of the same grammar as the variable's, which must admit a plugin too.
+    None: there is none; empty: no plugin loads."""
+    plugins_lock: str | None = attrs.field(
+        default=None, converter=_path_text, validator=_text(optional=True)
+    )
+    """Path of a file made by ``pegboard plugins lock``: the engine starts only if the installed
+    plugins are those."""
 
     @watermark.validator
     def _check_watermark(self, field: attrs.Attribute[Any], value: object) -> None:

@@ -16,6 +16,7 @@ from pegboard.api.scheduler_class import SchedulerClass
 from pegboard.config.connect import require_connector
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel, resolve_model
+from pegboard.config.plugin_policy import policy_of
 from pegboard.config.sources import open_tokenizer
 from pegboard.engine.choose_scheduler import make_scheduler
 from pegboard.engine.connect import connect
@@ -23,6 +24,7 @@ from pegboard.engine.core import EngineCore
 from pegboard.engine.events import EventSink, open_sink
 from pegboard.engine.inputs import InputProcessor
 from pegboard.engine.llm_engine import LLMEngine
+from pegboard.engine.provenance import announce, used_names
 from pegboard.engine.templates import TemplateBook, read_template
 from pegboard.errors import ConfigError
 from pegboard.hostmemory import release_free_memory
@@ -30,6 +32,7 @@ from pegboard.kv.groups import form_groups
 from pegboard.kv.sizing import size_cache
 from pegboard.logging import get_logger
 from pegboard.plugins import Board, load_plugins
+from pegboard.plugins.report import Used
 from pegboard.scheduler.guard import Connected
 from pegboard.text.tokenizer import Tokenizer
 
@@ -54,6 +57,8 @@ class BuiltEngine:
     tokenizer: Tokenizer | None
     engine: LLMEngine
     templates: TemplateBook
+    used: Used
+    """What it uses of the board: names by surface."""
 
 
 def build_engine(
@@ -70,7 +75,10 @@ def build_engine(
     `CheckpointError`, `UnsupportedError`, `MissingPluginError`, `SelectionError`, `ResourceError`.
     """
     own_template = read_template(config.chat_template)
-    board = board or load_plugins(strict=config.strict_plugins)
+    if board is None:
+        board = load_plugins(policy=policy_of(config))
+    elif config.plugins_lock is not None:
+        board.check_lock(config.plugins_lock)
     model = resolve_model(board, config)
     if config.kv_transfer_config is not None:  # before any weight is read
         groups = form_groups(model.facts.kv_slots, config.block_size)
@@ -89,8 +97,10 @@ def build_engine(
         undo.callback(core.close)
         release_free_memory()
         engine = _front_end(config, model, core, tokenizer)
+        used = used_names(board, config, model, executor.facts())
         undo.pop_all()
-    return BuiltEngine(config, board, model, cache, tokenizer, engine, templates)
+    announce(board, model, used)
+    return BuiltEngine(config, board, model, cache, tokenizer, engine, templates, used)
 
 
 def _front_end(

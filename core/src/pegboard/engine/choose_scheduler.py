@@ -11,13 +11,16 @@ from pegboard.api.kv import KVCacheConfig
 from pegboard.api.scheduler import Scheduler, SchedulerClass, SchedulerContext
 from pegboard.config.engine import EngineConfig
 from pegboard.errors import ConfigError, PegboardError, PluginError
-from pegboard.plugins import VARIABLE, Board
+from pegboard.plugins import Board
 from pegboard.scheduler.guard import Connected
 
-__all__ = ["make_scheduler"]
+__all__ = ["OWN_SCHEDULER", "make_scheduler"]
+
+OWN_SCHEDULER = "token-budget"
+"""Name of the core's own."""
 
 _OWN = SchedulerClass(
-    "token-budget", "pegboard.scheduler:build_scheduler", max_in_flight=2, transfers=True
+    OWN_SCHEDULER, "pegboard.scheduler:build_scheduler", max_in_flight=2, transfers=True
 )
 _METHODS = tuple(name for name in vars(Scheduler) if not name.startswith("_"))
 
@@ -57,7 +60,7 @@ def _find(board: Board, wanted: str) -> SchedulerClass:
     if not board.allows_module(wanted):
         raise ConfigError(
             f"scheduler_cls={wanted!r} is not allowed: {board.allowlist.setting} leaves its "
-            f"distribution out; add it to {VARIABLE}"
+            "distribution out; add it there"
         )
     return SchedulerClass(wanted, wanted)
 

@@ -18,7 +18,7 @@ from pegboard.errors import SelectionError
 from pegboard.logging import get_logger
 from pegboard.plugins import Board
 
-__all__ = ["EventSink", "EventSource", "NullSink", "PublisherSink", "open_sink"]
+__all__ = ["EventSink", "EventSource", "NullSink", "PublisherSink", "choose_publisher", "open_sink"]
 
 
 class EventSource(Protocol):
@@ -91,12 +91,14 @@ def open_sink(board: Board, config: KVEventsConfig | None) -> EventSink:
     """
     if config is None or not config.active:
         return NullSink()
-    descriptor = _choose(board, config.publisher)
+    descriptor = choose_publisher(board, config)
     publisher = descriptor.open.load()(PublisherSettings(options=config.options))
     return PublisherSink(publisher)
 
 
-def _choose(board: Board, name: str | None) -> EventPublisher:
+def choose_publisher(board: Board, config: KVEventsConfig) -> EventPublisher:
+    """The one that is named, else the only one there is; raises as `open_sink`."""
+    name = config.publisher
     if name is not None:
         found: EventPublisher = board.require(
             "events", name, wanted_by="kv_events_config.publisher"

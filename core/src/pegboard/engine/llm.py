@@ -66,6 +66,7 @@ class LLM:
         self.engine = built.engine
         self._tokenizer = built.tokenizer
         self._templates = built.templates
+        self._used = built.used
         self._names = map(str, itertools.count())
 
     def generate(
@@ -172,6 +173,12 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's authors recommend, else the defaults of `SamplingParams`."""
         return SamplingParams(**sampling_defaults(self.model.checkpoint.generation_defaults))
+
+    def plugins(self) -> list[dict[str, Any]]:
+        """A row of plain values for the core and for each plugin found: ``id``, ``distribution``,
+        ``group``, ``state``, ``reason``; ``installed`` (its version), ``loaded``, and ``used``,
+        what this engine uses of it as ``"surface:name"``."""
+        return self.board.report(self._used)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False if a running request still uses some."""

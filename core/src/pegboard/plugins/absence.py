@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
 
-from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.first_party import FirstParty
 from pegboard.plugins.nearest import nearest
 from pegboard.plugins.record import GROUP_OF_SURFACE, PluginRecord
 
-__all__ = ["explain_absence", "surface_words"]
+__all__ = ["explain_absence", "explain_missing", "surface_words"]
 
 _WORDS = MappingProxyType(
     {
@@ -36,7 +35,6 @@ def explain_absence(
     *,
     records: Sequence[PluginRecord],
     first_party: Sequence[FirstParty],
-    allowlist: Allowlist,
     loaded: Sequence[str],
 ) -> str:
     """Sentences that say what would provide `key` and why it is not there.
@@ -48,7 +46,7 @@ def explain_absence(
     known = {f.distribution for f in first_party if f.claims}
     offered_by = {f.distribution for f in offering}
     sentences = [
-        *_installed(surface, records, known, offered_by, allowlist),
+        *_installed(surface, records, known, offered_by, strangers=not offered_by),
         *_not_installed(offering, records),
     ]
     if not sentences:
@@ -56,23 +54,35 @@ def explain_absence(
     return " ".join(sentences)
 
 
+def explain_missing(
+    surface: str, *, records: Iterable[PluginRecord], first_party: Iterable[FirstParty]
+) -> str:
+    """Sentences for installed plugins that would bring more of the surface but did not load; empty
+    if there are none. For errors where what did load does not serve."""
+    listed = [f for f in first_party if f.claims]
+    offering = {f.distribution for f in listed if f.offers(surface, None)}
+    known = {f.distribution for f in listed}
+    return " ".join(_installed(surface, records, known, offering, strangers=True))
+
+
 def _installed(
     surface: str,
     records: Iterable[PluginRecord],
     known: set[str],
     offered_by: set[str],
-    allowlist: Allowlist,
+    *,
+    strangers: bool,
 ) -> Iterator[str]:
-    """Installed plugins that did not load: listed ones that would help, else strangers."""
+    """Installed plugins that did not load: listed ones that would help, and perhaps strangers."""
     for record in records:
         certain = record.distribution in offered_by
-        unlisted = not offered_by and record.distribution not in known
+        unlisted = strangers and record.distribution not in known
         stranger = unlisted and _may_offer(record, surface)
         if record.state == "ready" or not (certain or stranger):
             continue
         verb = "provides it and" if certain else "might provide it; it"
         who = f"{record.distribution} {record.version}"
-        yield f"{who} {verb} is installed, but {_why(record, allowlist)}."
+        yield f"{who} {verb} is installed, but {_why(record)}."
 
 
 def _may_offer(record: PluginRecord, surface: str) -> bool:
@@ -81,9 +91,9 @@ def _may_offer(record: PluginRecord, surface: str) -> bool:
     return record.group == GROUP_OF_SURFACE.get(surface, "pegboard.plugins")
 
 
-def _why(record: PluginRecord, allowlist: Allowlist) -> str:
+def _why(record: PluginRecord) -> str:
     if record.state == "blocked":
-        return f"{allowlist.setting} leaves it out: add {record.id!r} to it"
+        return record.reason
     return f"it is {record.state}: {record.reason.rstrip('.')}"
 
 

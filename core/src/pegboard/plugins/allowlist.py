@@ -7,11 +7,14 @@ is one of
 * ``group:name`` with the short or the full group (``models:llama``, ``pegboard.models:llama``),
 * either of these with ``*``, ``?`` or ``[...]`` (matched as text),
 * ``@first-party``: exactly the distributions that this release lists as its own.
+
+The engine option ``no_plugins_except`` is a second list of the same grammar: where it is given, a
+plugin must be admitted by both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import attrs
@@ -21,9 +24,10 @@ from pegboard.plugins.nearest import nearest
 from pegboard.plugins.record import Candidate, normal_form
 from pegboard.plugins.scan import scan
 
-__all__ = ["FIRST_PARTY", "VARIABLE", "Allowlist"]
+__all__ = ["EXCEPT", "FIRST_PARTY", "VARIABLE", "Allowlist"]
 
 VARIABLE = "VLLM_PLUGINS"
+EXCEPT = "no_plugins_except"
 FIRST_PARTY = "@first-party"
 
 
@@ -35,26 +39,57 @@ class Allowlist:
     entries: tuple[str, ...]
     first_party: frozenset[str] = frozenset()
     """Distributions that ``@first-party`` stands for, in normal form."""
+    name: str = VARIABLE
+    """What sets it, for messages."""
+    also: Allowlist | None = None
+    """A second list, which must admit a plugin too."""
 
     @classmethod
-    def parse(cls, value: str | None, first_party: Iterable[str] = ()) -> Allowlist:
+    def parse(
+        cls,
+        value: str | None,
+        first_party: Iterable[str] = (),
+        *,
+        name: str = VARIABLE,
+        also: Allowlist | None = None,
+    ) -> Allowlist:
         """Split the variable's text; spaces around entries and empty entries do not count."""
         entries = tuple(filter(None, (part.strip() for part in (value or "").split(","))))
-        return cls(value, entries, frozenset(map(normal_form, first_party)))
+        return cls(value, entries, frozenset(map(normal_form, first_party)), name, also)
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str], first_party: Iterable[str] = ()) -> Allowlist:
-        """Read the variable."""
-        return cls.parse(environ.get(VARIABLE), first_party)
+    def from_environ(
+        cls,
+        environ: Mapping[str, str],
+        first_party: Iterable[str] = (),
+        only: str | None = None,
+    ) -> Allowlist:
+        """Read the variable; `only` is the text of ``no_plugins_except``."""
+        own = tuple(first_party)
+        also = None if only is None else cls.parse(only, own, name=EXCEPT)
+        return cls.parse(environ.get(VARIABLE), own, also=also)
+
+    @property
+    def in_force(self) -> tuple[Allowlist, ...]:
+        """Of the two lists, those that are set; none: everything is admitted."""
+        return tuple(one for one in (self, self.also) if one is not None and one.value is not None)
 
     @property
     def setting(self) -> str:
-        """The variable with its value, for messages."""
-        return f"{VARIABLE} is not set" if self.value is None else f"{VARIABLE}={self.value!r}"
+        """What is set, with its value, for messages."""
+        set_to = (f"{one.name}={one.value!r}" for one in self.in_force)
+        return " and ".join(set_to) or f"{VARIABLE} is not set"
 
     def admits(self, candidate: Candidate) -> bool:
         """Whether this plugin may load."""
-        return self.value is None or any(self.matches(e, candidate) for e in self.entries)
+        return self.leaving_out(candidate) is None
+
+    def leaving_out(self, candidate: Candidate) -> Allowlist | None:
+        """The list that has no entry for this plugin, or None if it may load."""
+        for one in self.in_force:
+            if not any(one.matches(entry, candidate) for entry in one.entries):
+                return one
+        return None
 
     def matches(self, entry: str, candidate: Candidate) -> bool:
         """Whether one entry names this plugin."""
@@ -67,38 +102,45 @@ class Allowlist:
         return bool(colon) and _same(name, candidate.id) and any(_same(group, g) for g in groups)
 
     def admits_distribution(self, distribution: str) -> bool:
-        """Whether an entry names this distribution itself, whatever entry points it has."""
-        if self.value is None:
-            return True
+        """Whether entries name this distribution itself, whatever entry points it has."""
+        return all(one._names(distribution) for one in self.in_force)
+
+    def _names(self, distribution: str) -> bool:
         if FIRST_PARTY in self.entries and distribution in self.first_party:
             return True
         return any(_same(normal_form(entry), distribution) for entry in self.entries)
 
     def stranger_notices(self, candidates: Sequence[Candidate]) -> list[str]:
         """One notice for each glob that admits distributions which are not first-party."""
-        notices = []
+        return [note for one in self.in_force for note in one._stranger_notices(candidates)]
+
+    def _stranger_notices(self, candidates: Sequence[Candidate]) -> Iterator[str]:
         for entry in filter(_is_glob, self.entries):
             matched = {c.distribution for c in candidates if self.matches(entry, c)}
             strangers = sorted(matched - self.first_party)
             if strangers:
-                notices.append(
-                    f"{VARIABLE} entry {entry!r} also admits {', '.join(strangers)}, not "
+                yield (
+                    f"{self.name} entry {entry!r} also admits {', '.join(strangers)}, not "
                     "first-party; "
                     f"list plugins by name or use {FIRST_PARTY!r} to admit fewer"
                 )
-        return notices
 
     def unmatched_notices(
         self, candidates: Sequence[Candidate], search_path: Sequence[str] | None = None
     ) -> list[str]:
         """One notice, with the nearest match, for each entry that names nothing installed."""
-        suspects = [e for e in self.entries if not any(self.matches(e, c) for c in candidates)]
+        suspects = [
+            (one.name, entry)
+            for one in self.in_force
+            for entry in one.entries
+            if not any(one.matches(entry, candidate) for candidate in candidates)
+        ]
         if not suspects:
             return []
         installed = set(filter(None, map(distribution_name, scan(search_path))))
         return [
-            _unmatched(entry, candidates)
-            for entry in suspects
+            _unmatched(setting, entry, candidates)
+            for setting, entry in suspects
             if not any(_same(normal_form(entry), name) for name in installed)
         ]
 
@@ -111,8 +153,8 @@ def _same(pattern: str, text: str) -> bool:
     return pattern == text or (_is_glob(pattern) and fnmatchcase(text, pattern))
 
 
-def _unmatched(entry: str, candidates: Sequence[Candidate]) -> str:
+def _unmatched(setting: str, entry: str, candidates: Sequence[Candidate]) -> str:
     names = {text for c in candidates for text in (c.id, c.distribution, c.qualified)}
     near = nearest(entry, names | {FIRST_PARTY})
     hint = f"; did you mean {near!r}?" if near else ""
-    return f"{VARIABLE} entry {entry!r} matches no installed plugin{hint}"
+    return f"{setting} entry {entry!r} matches no installed plugin{hint}"

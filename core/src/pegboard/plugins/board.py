@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from pegboard.errors import DuplicateError, MissingPluginError, PluginError
-from pegboard.plugins.absence import explain_absence, surface_words
+from pegboard.plugins.absence import explain_absence, explain_missing, surface_words
 from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.first_party import FirstParty
 from pegboard.plugins.record import Candidate, PluginRecord
 from pegboard.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from pegboard.plugins.report import Used
 
 __all__ = ["Board"]
 
@@ -86,10 +89,14 @@ class Board:
             key,
             records=self.plugins,
             first_party=self._first_party(),
-            allowlist=self.allowlist,
             loaded=self.registry(surface).keys(),
         )
         return MissingPluginError(f"{what}, wanted by {wanted_by}. {why}")
+
+    def left_out(self, surface: str) -> str:
+        """Sentences on installed plugins of this surface that did not load, e.g. because of the
+        allowlist; empty if there are none."""
+        return explain_missing(surface, records=self.plugins, first_party=self._first_party())
 
     def provenance(self, surface: str, key: str) -> PluginRecord:
         """The record of the plugin that registered this name or claim.
@@ -108,6 +115,21 @@ class Board:
             ):
                 return record
         return self.core
+
+    def check_lock(self, path: str) -> None:
+        """Raise `PluginError` unless the admitted plugins are those of the lock at `path`, and
+        `ConfigError` if that is none."""
+        from pegboard.plugins.lock import enforce_lock  # few runs have one
+
+        admitted = [c for c in self._candidates if self.allowlist.admits(c)]
+        enforce_lock(path, admitted, self._search_path)
+
+    def report(self, used: Used | None = None) -> list[dict[str, Any]]:
+        """One row of plain values for the core and for each plugin found: what is installed, what
+        is loaded and what is used by the engine whose names are `used`, by surface."""
+        from pegboard.plugins.report import plugin_report  # start-up must be quick
+
+        return plugin_report(self, used)
 
     def allows_module(self, path: str) -> bool:
         """Whether the allowlist lets a class named by module path be imported.

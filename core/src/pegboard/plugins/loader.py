@@ -16,12 +16,14 @@ from pegboard.api.context import PluginContext, ProcessRole
 from pegboard.api.descriptor import Descriptor
 from pegboard.api.levels import API_LEVELS
 from pegboard.errors import ConfigError, DuplicateError, PegboardError, PluginError
+from pegboard.plugins.admission import admit
 from pegboard.plugins.allowlist import VARIABLE, Allowlist
 from pegboard.plugins.board import Board
 from pegboard.plugins.builtin import core_descriptors
-from pegboard.plugins.discover import Discovery, discover
+from pegboard.plugins.discover import Discovery
 from pegboard.plugins.first_party import FirstParty, read_first_party
 from pegboard.plugins.levels import IncompatibleError, check_levels, declared_levels
+from pegboard.plugins.policy import USUAL, LoadPolicy
 from pegboard.plugins.record import (
     CORE_DISTRIBUTION,
     Candidate,
@@ -40,19 +42,19 @@ def load_plugins(
     *,
     environ: Mapping[str, str] | None = None,
     role: ProcessRole = "front",
-    strict: bool = False,
+    policy: LoadPolicy = USUAL,
     extra: Iterable[tuple[str, Descriptor]] = (),
     search_path: Sequence[str] | None = None,
 ) -> Board:
     """Load every admitted plugin and return the board; the front end logs its notices.
 
-    `environ` (default ``os.environ``) holds the allowlist. `strict` turns every failed or
-    incompatible plugin and every allowlist entry without a match into an error (`PluginError`,
-    `ConfigError`). `extra` are (surface, descriptor) pairs to register as the core's own, for tests
-    and embedding programs. `search_path` replaces ``sys.path`` in the search for distributions.
+    `environ` (default ``os.environ``) holds the allowlist. Where `policy` is strict, a failure
+    raises `PluginError` or `ConfigError`. `extra` are (surface, descriptor) pairs to register as
+    the core's own, for tests and embedding programs. `search_path` replaces ``sys.path`` in the
+    search for distributions.
     """
     board = build_board(
-        environ=environ, role=role, strict=strict, extra=extra, search_path=search_path
+        environ=environ, role=role, policy=policy, extra=extra, search_path=search_path
     )
     if role == "front" and board.notices:
         import logging  # a board without notices has no use for it
@@ -66,7 +68,7 @@ def build_board(
     *,
     environ: Mapping[str, str] | None = None,
     role: ProcessRole = "front",
-    strict: bool = False,
+    policy: LoadPolicy = USUAL,
     extra: Iterable[tuple[str, Descriptor]] = (),
     search_path: Sequence[str] | None = None,
     surfaces: Collection[str] | None = None,
@@ -76,16 +78,15 @@ def build_board(
     With `surfaces`, plugins that declare none of them are left out unimported.
     """
     environ = os.environ if environ is None else environ
-    listed = read_first_party() if VARIABLE in environ else ()
-    allowlist = Allowlist.from_environ(environ, (f.distribution for f in listed))
-    found = discover(search_path)
+    admission = admit(environ, policy, search_path, read_first_party)
+    found, allowlist = admission.found, admission.allowlist
     unmatched = allowlist.unmatched_notices(found.candidates, search_path)
-    if strict and unmatched:
+    if policy.strict and unmatched:
         raise ConfigError(". ".join(unmatched))
     loader = _Loader(role, allowlist, surfaces)
     loader.register_core([*core_descriptors(), *extra])
     loader.load_all(found.candidates)
-    if strict:
+    if policy.strict:
         loader.raise_failures()
     notices = (*unmatched, *allowlist.stranger_notices(found.candidates), *found.notices)
     return loader.board(notices, read_first_party, found, search_path)
@@ -167,7 +168,9 @@ class _Loader:
             surfaces = tuple(declared_levels(candidate.value))
         except Exception:  # it is not going to load: nothing about it may stop the others
             surfaces = ()
-        reason = f"{self._allowlist.setting} has no entry for it; add {candidate.id!r}"
+        by = self._allowlist.leaving_out(candidate)
+        assert by is not None, "only what is left out is blocked"
+        reason = f"{by.name}={by.value!r} leaves it out: add {candidate.id!r} to it"
         self._records.append(_record(candidate, "blocked", reason, surfaces))
 
     def _load(self, candidate: Candidate) -> None:

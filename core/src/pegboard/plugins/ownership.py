@@ -30,11 +30,11 @@ def module_allowed(
 ) -> bool:
     """Whether a class named by module path may be imported.
 
-    The path is ``pkg.module:Class`` or ``pkg.module.Class``. While the variable is set, the
+    The path is ``pkg.module:Class`` or ``pkg.module.Class``. While a list is in force, the
     file must belong to the core or to an admitted distribution: one that an entry names, or one
     of whose plugins (among `candidates`) is admitted. Nothing is imported to find out.
     """
-    if allowlist.value is None:
+    if not allowlist.in_force:
         return True
     file = _module_file(path.partition(":")[0])
     if file is None:

@@ -20,6 +20,7 @@ import torch
 from pegboard.api.executor import Pending
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import resolve_model
+from pegboard.config.plugin_policy import policy_of
 from pegboard.logging import LEVEL_VARIABLE, setup_logging
 from pegboard.plugins import load_plugins
 from pegboard.runner import wire
@@ -104,7 +105,7 @@ class _RankProcess:
         self._place = place
         _set_up_log(place, level)
         own = _own_config(config)
-        board = load_plugins(strict=own.strict_plugins)
+        board = load_plugins(policy=policy_of(own))
         progress = self._progress if place.rank == 0 else None
         return LocalExecutor(board, own, resolve_model(board, own), progress=progress, place=place)
 

@@ -5,7 +5,7 @@ An error lists every candidate and why it does not serve.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import attrs
@@ -15,43 +15,66 @@ from pegboard.api.kv import KVGroup, RecurrentSpec
 from pegboard.api.platform import Platform, ProbeResult
 from pegboard.errors import SelectionError
 
-__all__ = ["BackendWish", "choose_backend", "choose_platform", "choose_prompts_backend"]
+__all__ = [
+    "BackendWish",
+    "choose_backend",
+    "choose_platform",
+    "choose_prompts_backend",
+    "probe_platform",
+]
 
 _Ranked = TypeVar("_Ranked", Platform, AttentionBackend)
 
 
-def choose_platform(platforms: Iterable[Platform], wanted: str | None = None) -> Platform:
+def _nothing() -> str:
+    return ""
+
+
+def choose_platform(
+    platforms: Iterable[Platform],
+    wanted: str | None = None,
+    left_out: Callable[[], str] = _nothing,
+) -> Platform:
     """The usable platform of highest priority; with `wanted` (``platform=``) that one or none.
 
+    `left_out` gives sentences on plugins that might bring another one and did not load.
     Raises `SelectionError` if none is usable, or if several of the same highest priority are.
     """
     candidates = [p for p in platforms if wanted is None or p.name == wanted]
-    answers = [(platform, _probe(platform)) for platform in candidates]
+    answers = [(platform, probe_platform(platform)) for platform in candidates]
     usable = [platform for platform, answer in answers if answer.present]
     best = _highest(usable)
     if len(best) == 1:
         return best[0]
-    lines = "; ".join(
-        f"{platform.name} (priority {platform.priority}): "
-        f"{'usable' if answer.present else 'not usable'}, {answer.reason}"
-        for platform, answer in answers
-    )
+    lines = "; ".join(_described(platform, answer) for platform, answer in answers)
     if best:
         names = " and ".join(platform.name for platform in best)
         raise SelectionError(
             f"platforms {names} are equally good; set platform to one of them. Candidates: {lines}"
         )
     asked = f"platform={wanted!r} is not usable" if wanted else "no platform is usable"
-    raise SelectionError(f"{asked}. Candidates: {lines or 'none'}")
+    raise SelectionError(_joined(f"{asked}. Candidates: {lines or 'none'}", left_out()))
 
 
-def _probe(platform: Platform) -> ProbeResult:
+def _joined(error: str, further: str) -> str:
+    return f"{error}. {further}" if further else error
+
+
+def probe_platform(platform: Platform) -> ProbeResult:
     """Ask the platform; a probe that breaks its promise never to raise counts as absent."""
     try:
-        answer: ProbeResult = platform.probe.load()()
+        answer = platform.probe.load()()
     except Exception as error:
         return ProbeResult(False, f"its probe failed: {type(error).__name__}: {error}")
+    if not isinstance(answer, ProbeResult):
+        return ProbeResult(False, f"its probe returned {type(answer).__name__}, no ProbeResult")
     return answer
+
+
+def _described(platform: Platform, answer: ProbeResult) -> str:
+    """One candidate with what its probe said."""
+    usable = "usable" if answer.present else "not usable"
+    return f"{platform.name} (priority {platform.priority}): {usable}, {answer.reason}"
 
 
 @attrs.frozen
@@ -67,9 +90,12 @@ class BackendWish:
 
 
 def choose_backend(
-    backends: Iterable[AttentionBackend], group: KVGroup, wish: BackendWish
+    backends: Iterable[AttentionBackend],
+    group: KVGroup,
+    wish: BackendWish,
+    left_out: Callable[[], str] = _nothing,
 ) -> AttentionBackend:
-    """The backend of highest priority that serves `group`.
+    """The backend of highest priority that serves `group`; `left_out` as for `choose_platform`.
 
     Raises `SelectionError` if none does, or if several of the same highest priority do.
     """
@@ -77,10 +103,7 @@ def choose_backend(
     best = _highest([backend for backend, against in reasons if not against])
     if len(best) == 1:
         return best[0]
-    lines = "; ".join(
-        f"{backend.name} (priority {backend.priority}): {', '.join(against) or 'fits'}"
-        for backend, against in reasons
-    )
+    lines = _candidates(reasons)
     where = f"KV group {group.index} ({_words(group)})"
     if best:
         names = " and ".join(backend.name for backend in best)
@@ -88,7 +111,15 @@ def choose_backend(
             f"attention backends {names} are equally good for {where}; "
             f"set attention_backend to one of them. Candidates: {lines}"
         )
-    raise SelectionError(f"no attention backend serves {where}. Candidates: {lines or 'none'}")
+    refusal = f"no attention backend serves {where}. Candidates: {lines or 'none'}"
+    raise SelectionError(_joined(refusal, left_out()))
+
+
+def _candidates(reasons: Iterable[tuple[AttentionBackend, Sequence[str]]]) -> str:
+    return "; ".join(
+        f"{backend.name} (priority {backend.priority}): {', '.join(against) or 'fits'}"
+        for backend, against in reasons
+    )
 
 
 def choose_prompts_backend(
@@ -106,13 +137,14 @@ def choose_prompts_backend(
     backends = list(backends)
     if asked:
         return choose_backend(backends, group, wish)
-    fitting = [backend for backend in backends if not _reasons(backend, group, wish)]
-    best = _highest(fitting)
+    reasons = [(backend, _reasons(backend, group, wish)) for backend in backends]
+    best = _highest([backend for backend, against in reasons if not against])
     if len(best) > 1:
         names = " and ".join(backend.name for backend in best)
         raise SelectionError(
             f"attention backends {names} are equally good for the prompts of KV group "
-            f"{group.index}; set attention_backend to one of them"
+            f"{group.index}; set attention_backend to one of them. Candidates: "
+            f"{_candidates(reasons)}"
         )
     return best[0] if best else None
 

@@ -120,7 +120,8 @@ def _platform(board: Board, config: EngineConfig) -> Platform:
     wanted = config.platform
     if wanted is not None:
         board.require("platform", wanted, wanted_by=f"platform={wanted!r}")
-    return choose_platform(board.require_any("platform", wanted_by="the engine"), wanted)
+    registry = board.require_any("platform", wanted_by="the engine")
+    return choose_platform(registry, wanted, lambda: board.left_out("platform"))
 
 
 @attrs.frozen(eq=False)
@@ -167,7 +168,8 @@ class _Kernels:
         asked = any(wish.name == backend.name for backend in prompts)
         rest = [backend for backend in backends if backend.rows == "all"]
         # One for prompts that is asked for needs another beside it, and that may be any.
-        backend = choose_backend(rest, group, attrs.evolve(wish, name=None) if asked else wish)
+        shared = attrs.evolve(wish, name=None) if asked else wish
+        backend = choose_backend(rest, group, shared, lambda: self.board.left_out("attention"))
         kernels = [(backend, self._build(backend, group))]
         first = None
         if not backend.fused_kv_write:
