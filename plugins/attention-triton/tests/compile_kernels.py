@@ -6,6 +6,7 @@ Run as a script: in the process of the tests kernels are interpreted.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from triton.compiler import ASTSource
 
 from pegboard_attention_triton.kernel import JOINED_AT_ONCE
 from pegboard_attention_triton.kernels.cut import cut_rows
-from pegboard_attention_triton.kernels.decode import decode
+from pegboard_attention_triton.kernels.decode import PAIRED_GROUP, decode
 from pegboard_attention_triton.kernels.fresh import fresh
 from pegboard_attention_triton.kernels.prefill import prefill
 from pegboard_attention_triton.launch import (
@@ -101,6 +102,8 @@ def decode_variant(dtype: str, dim: int, group: int, bands: bool = False, **more
     constants = {**sizes(dtype, dim, group, **more), "TILE": launch.tile}
     constants["JOIN"] = max(JOINED_AT_ONCE // lanes, 1)
     constants["LANES"] = launch.lanes if bands else 0
+    if constants["SCALED"] and group > PAIRED_GROUP.value:
+        constants["DOT"] = TYPES[dtype]
     return build(decode, dtype, constants, launch.warps, launch.stages)
 
 
@@ -153,23 +156,64 @@ def variants() -> Iterator[tuple[str, Any]]:
     yield "prefill fp16 128 sliding", prefill_variant("fp16", 128, 7, SLIDING)
     for dim, group in ((64, 8), (80, 1), (128, 1), (128, 4), (256, 8)):
         yield f"decode bf16 {dim} {group} coded", decode_variant("bf16", dim, group, coded=True)
-    for dim, group in ((64, 8), (80, 1), (128, 4), (128, 8), (256, 8)):
+    for dim, group in ((64, 33), (64, 71), (256, 64)):
+        yield f"decode bf16 {dim} {group} coded", decode_variant("bf16", dim, group, coded=True)
+    for dim, group in ((64, 1), (64, 7), (64, 8), (64, 16), (80, 1), (128, 4), (128, 8), (256, 8)):
         name = f"decode bf16 {dim} {group} bands coded"
         yield name, decode_variant("bf16", dim, group, bands=True, coded=True)
     for dim in (64, 128, 256):
         yield f"prefill bf16 {dim} coded", prefill_variant("bf16", dim, 4, coded=True)
+    yield "prefill bf16 64 71 coded", prefill_variant("bf16", 64, 71, coded=True)
+    yield "decode fp16 64 71 coded", decode_variant("fp16", 64, 71, coded=True)
     yield "decode fp16 128 4 coded", decode_variant("fp16", 128, 4, coded=True)
     yield "decode bf16 64 8 sinks", decode_variant("bf16", 64, 8, sinks=True)
     yield "prefill bf16 64 sinks", prefill_variant("bf16", 64, 8, SLIDING, sinks=True)
 
 
-def resources(compiled: Any) -> dict[str, int]:
-    """Registers and bytes of stack per thread, bytes of shared memory per program, instructions."""
+def dumped(cubin: bytes, what: str) -> str:
+    """What the disassembler says of a compiled kernel, of `what` it is asked for."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
+        file.write(cubin)
         file.flush()
-        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = [str(CUOBJDUMP), what, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def never_written(code: str) -> list[str]:
+    """Instructions that read a uniform register which none before them writes.
+
+    An assembler has left out such a write: the address of an operand in shared memory then was what
+    the register happened to hold, and the results were wrong, not always the same.
+    """
+    written: set[int] = set()
+    found = []
+    for line in re.findall(r"/\*[0-9a-f]{4,5}\*/\s+([^;]*);", code):
+        name, _, rest = re.sub(r"^@\S+\s+", "", line.strip()).partition(" ")
+        operands = [operand.strip() for operand in rest.split(",")]
+        target = re.fullmatch(r"UR(\d+)", operands[0])
+        sources = operands[1:] if target else operands
+        if any(set(read_by(name, operand, sources)) - written for operand in sources):
+            found.append(line.strip())
+        if target:
+            wide = 4 if ".128" in name else 2 if ".64" in name or "WIDE" in name else 1
+            written |= set(range(int(target[1]), int(target[1]) + wide))
+    return found
+
+
+def read_by(name: str, operand: str, sources: list[str]) -> Iterator[int]:
+    """The uniform registers that an operand of an instruction reads."""
+    for kind, number in re.findall(r"(gdesc\[|desc\[|\[[^,\]]*|)UR(\d+)", operand):
+        wide = kind.endswith("desc[") or (".64" in name and not kind)
+        first, many = int(number), 2 if wide else 1
+        if kind == "gdesc[":  # two descriptors; where the left matrix is in registers, the second
+            left = re.match(r"R\d", sources[1]) is not None
+            first, many = (first + 2, 2) if left else (first, 4)
+        yield from range(first, first + many)
+
+
+def resources(compiled: Any) -> dict[str, Any]:
+    """Registers and bytes of stack per thread, bytes of shared memory per program, instructions."""
+    text = dumped(compiled.asm["cubin"], "--dump-resource-usage")
     words = dict(word.split(":", 1) for word in text.split() if word.count(":") == 1)
     ptx = compiled.asm["ptx"]
     return {
@@ -179,6 +223,7 @@ def resources(compiled: Any) -> dict[str, int]:
         "wgmma": ptx.count("wgmma.mma_async"),
         "wide_loads": ptx.count("cp.async.cg.shared.global"),
         "tile_loads": ptx.count("cp.async.bulk.tensor"),
+        "never_written": never_written(dumped(compiled.asm["cubin"], "--dump-sass")),
     }
 
 

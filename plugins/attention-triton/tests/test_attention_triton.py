@@ -149,6 +149,13 @@ def test_blocks_of_any_size_are_served(block_size: int) -> None:
     check([(3, 140), (1, 129)], heads=1, block_size=block_size)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("heads", [32, 33])
+def test_any_number_of_query_heads_may_share_eight_bit_keys(dtype: str, heads: int) -> None:
+    rows = [(1, 90), (3, 20), (1, 300)]
+    check(rows, heads=heads, dtype=dtype, kv_dtype="float8_e4m3fn", scales=(0.37, 5.0))
+
+
 @pytest.mark.parametrize("kind", ["sliding", "chunked"])
 @pytest.mark.parametrize("span", [1, 16, 33, 100])
 def test_a_window_or_chunk_ends_where_it_should(kind: str, span: int) -> None:

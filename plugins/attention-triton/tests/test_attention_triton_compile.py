@@ -12,9 +12,14 @@ import pytest
 
 WITHOUT_ROOM = 40
 """Bytes of stack that a variant may use; more means that registers are spilled."""
-SPILLED = {"prefill bf16 128 coded": 128}
+SPILLED = {
+    "prefill bf16 128 coded": 128,
+    "decode bf16 64 71 coded": 256,
+    "decode fp16 64 71 coded": 256,
+    "decode bf16 256 64 coded": 512,
+}
 """Where what is spilled costs less than what else would: with four warps, two programs run on a
-core, and each fills the gaps of the other."""
+core, and each fills the gaps of the other. Decoding with very many query heads need not be fast."""
 
 
 @pytest.mark.accept
@@ -38,3 +43,4 @@ def test_every_variant_compiles_and_keeps_its_state_in_registers() -> None:
         assert figures["wgmma"] or not name.startswith("prefill") or "fp32" in name, name
         assert (figures["wgmma"] and figures["tile_loads"]) or not name.startswith("fresh"), name
         assert figures["wide_loads"] or name.startswith("cut_rows"), (name, figures)
+        assert not figures["never_written"], (name, figures)

@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from pegboard.api.attention import AttentionContext, AttentionInputs, AttentionLayer, AttentionStep
 from pegboard.api.kv import STRIDED_LAYOUTS, KVLayout, KVSpec, KVTensors
 from pegboard.errors import UnsupportedError
-from pegboard_attention_triton.kernels.decode import decode
+from pegboard_attention_triton.kernels.decode import PAIRED_GROUP, decode
 from pegboard_attention_triton.kernels.fresh import fresh
 from pegboard_attention_triton.kernels.prefill import prefill
 from pegboard_attention_triton.launch import (
@@ -137,8 +137,13 @@ class TritonKernel:
             LANES=self._lanes if band_rows else 0,
             num_warps=launch.warps,
             num_stages=launch.stages,
-            **constants,
+            **{**constants, "DOT": self._decode_type(group)},
         )
+
+    def _decode_type(self, group: int) -> tl.dtype:
+        """Of the products of a decode step, for `group` query heads per key head."""
+        narrowed = self._coded and self._ctx.dtype == torch.bfloat16
+        return tl.bfloat16 if narrowed and group > PAIRED_GROUP.value else self._dot_type
 
     def _prompts(
         self,

@@ -47,7 +47,8 @@ class DecodeLaunch:
     """Tiles that are loaded ahead, that which is computed included."""
     lanes: int
     """Pairs of a row and a query head in a band: as many as leave a program without spilled
-    registers, and as many programs on a core as there are without bands."""
+    registers, and as many programs on a core as there are without bands. Of 8-bit floats at most
+    `kernels.decode.PAIRED_GROUP`."""
 
 
 @attrs.frozen
@@ -63,7 +64,7 @@ class PrefillLaunch:
 
 
 _DECODE: Mapping[tuple[int, int], DecodeLaunch] = {
-    (64, 1): DecodeLaunch(128, 4, 3, 64),
+    (64, 1): DecodeLaunch(128, 4, 3, 32),
     (128, 1): DecodeLaunch(64, 2, 3, 32),
     (256, 1): DecodeLaunch(32, 4, 3, 32),
     (64, 2): DecodeLaunch(128, 4, 3, 64),

@@ -30,9 +30,17 @@ from pegboard_attention_triton.kernels.softmax import (
     narrowed,
     page_offsets,
     whole,
+    widened,
 )
 
-__all__ = ["decode"]
+__all__ = ["PAIRED_GROUP", "decode"]
+
+PAIRED_GROUP: tl.constexpr = tl.constexpr(32)
+"""Query heads of one key head up to which 8-bit values are taken in pairs, and bfloat16 queries
+become float16. From 64 lanes on products of four warps are other instructions, which are given
+addresses; and in such programs ptxas 12.8 computed those of the pairs from a register that nothing
+had written. With more query heads keys and values are widened as they are; nor have bands of 8-bit
+floats more lanes."""
 
 
 @triton.jit(do_not_specialize_on_alignment=["table", "pieces"], do_not_specialize=["table_row"])
@@ -82,6 +90,7 @@ def decode(
     KV_HEADS: tl.constexpr = HEADS // GROUP
     FOLD: tl.constexpr = max(16, triton.next_power_of_2(GROUP))
     WIDTH: tl.constexpr = max(32 if SCALED else 16, triton.next_power_of_2(DIM))
+    PAIRED: tl.constexpr = SCALED and GROUP <= PAIRED_GROUP
     head = tl.program_id(0)
     piece = pieces + tl.program_id(1) * 8
     row = tl.load(piece)
@@ -119,7 +128,7 @@ def decode(
         pair = tl.arange(0, WIDTH // 2)
         odd = tl.zeros([FOLD, WIDTH // 2], tl.float32)
     asked, scale = narrowed(asked, scale, DOT)
-    acc = tl.zeros([FOLD, WIDTH // 2 if SCALED else WIDTH], tl.float32)
+    acc = tl.zeros([FOLD, WIDTH // 2 if PAIRED else WIDTH], tl.float32)
     total = tl.zeros([FOLD], tl.float32)
     peak = tl.full([FOLD], FLOOR, tl.float32)
     if SINKS:
@@ -133,19 +142,19 @@ def decode(
         where = page_offsets(blocks, place, seen, offset, kv_block, kv_token, BLOCK)
         spots = kv + where[:, None] + dim[None, :]
         wanted = seen[:, None] & (dim < DIM)[None, :]
-        key = tl.load(spots, wanted, 0.0).to(DOT)
-        if SCALED:
+        key = widened(tl.load(spots, wanted, 0.0), DOT)
+        if PAIRED:
             wanted = seen[:, None] & (pair < DIM // 2)[None, :]
             found = tl.load(pairs + ((where + kv_side) // 2)[:, None] + pair[None, :], wanted, 0)
             acc, odd, total, peak = absorb_pairs(
                 acc, odd, total, peak, asked, key, found, seen[None, :], scale, cap, True, SOFT_CAP
             )
         else:
-            value = tl.load(spots + kv_side, wanted, 0.0).to(DOT)
+            value = widened(tl.load(spots + kv_side, wanted, 0.0), DOT)
             acc, total, peak = absorb(
                 acc, total, peak, asked, key, value, seen[None, :], scale, cap, True, SOFT_CAP
             )
-    if SCALED:
+    if PAIRED:
         acc = tl.interleave(acc, odd)
 
     if count == 1:

@@ -11,7 +11,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["FLOOR", "absorb", "absorb_pairs", "begin_with", "narrowed", "page_offsets", "whole"]
+__all__ = [
+    "FLOOR",
+    "absorb",
+    "absorb_pairs",
+    "begin_with",
+    "narrowed",
+    "page_offsets",
+    "whole",
+    "widened",
+]
 
 FLOOR: tl.constexpr = tl.constexpr(-1.0e30)
 """The peak of a row that has seen nothing. It is finite, so that a hidden score of minus infinity
@@ -61,12 +70,22 @@ def narrowed(query: tl.tensor, scale: tl.tensor, DOT: tl.constexpr) -> tl.tensor
 
 
 @triton.jit
+def widened(stored: tl.tensor, DOT: tl.constexpr) -> tl.tensor:
+    """Keys or values in the type of the products. 8-bit floats become bfloat16 by way of float32:
+    the hardware makes float16 of them, and has a quick way to bfloat16 from float32 alone."""
+    if stored.dtype == tl.float8e4nv and tl.bfloat16 == DOT:
+        return stored.to(tl.float32).to(DOT)
+    else:
+        return stored.to(DOT)
+
+
+@triton.jit
 def half(pairs: tl.tensor, SECOND: tl.constexpr, DOT: tl.constexpr) -> tl.tensor:
     """Of pairs of 8-bit floats, read as 16-bit numbers, the first or the second ones."""
     BY_HAND: tl.constexpr = tl.float16 == DOT and not INTERPRETED
     if not BY_HAND:
         code = pairs >> 8 if SECOND else pairs & 0xFF
-        return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(DOT)
+        return widened(code.to(tl.uint8).to(tl.float8e4nv, bitcast=True), DOT)
     else:
         # Of two pairs, the four bytes are put in order at once; the compiler takes nine
         # instructions for what here are three.
