@@ -112,6 +112,8 @@ class AttentionContext:
     platform: Mapping[str, Any] = attrs.field(factory=dict)
     features: frozenset[str] = frozenset()
     """Those that some layer of the model needs or the run asked for."""
+    settings: Any = None
+    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
 
 
 @attrs.frozen(eq=False)

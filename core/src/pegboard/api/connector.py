@@ -150,6 +150,8 @@ class SchedulerHalfContext:
     connector: Callable[[KVTransferConfig, tuple[Any, ...]], SchedulerHalf]
     """``connector(config, handshakes)`` builds the scheduler half of another connector as a child.
     Raises `MissingPluginError` or `UnsupportedError` as for a connector of its own."""
+    settings: Any = None
+    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
 
 
 @attrs.frozen(eq=False)
@@ -163,6 +165,8 @@ class WorkerHalfContext:
     ranks: int
     connector: Callable[[KVTransferConfig], WorkerHalf]
     """Builds the worker half of another connector as a child; raises as the scheduler's does."""
+    settings: Any = None
+    """As in `SchedulerHalfContext`."""
 
 
 class SchedulerHalf:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
@@ -25,6 +25,9 @@ class PluginContext:
     version: str
     role: ProcessRole
     core_version: str
+    settings: Any = None
+    """An instance of the class that the plugin's hook `pegboard_settings` returned; None in that
+    hook, and without it."""
 
     @property
     def logger(self) -> logging.Logger:

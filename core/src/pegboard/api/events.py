@@ -119,6 +119,8 @@ class PublisherSettings:
     and bad values with `ConfigError`."""
     rank: int = 0
     """Number of this engine among those that share one configuration; each publishes for itself."""
+    settings: Any = None
+    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
 
 
 class Publisher(Protocol):

@@ -91,6 +91,8 @@ class ConfigInput:
     tensor_shapes: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
     """Logical shapes by name, where the source has them; for sizes that old files state nowhere
     else."""
+    settings: Any = None
+    """The family's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
 
 
 @attrs.frozen
@@ -197,6 +199,8 @@ class BuildContext:
     max_positions: int | None = None
     """Longest sequence of this run (`max_model_len`), for tables by position; None: what the model
     was made for."""
+    settings: Any = None
+    """The family's own, as in `ConfigInput`."""
 
 
 @attrs.frozen(eq=False)

@@ -71,6 +71,8 @@ class QuantContext:
     """`DeviceRuntime.facts()`."""
     config: Mapping[str, Any] = attrs.field(factory=dict)
     """``quantization_config`` of the checkpoint, empty if it has none."""
+    settings: Any = None
+    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
 
 
 @attrs.frozen

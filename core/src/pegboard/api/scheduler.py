@@ -138,3 +138,5 @@ class SchedulerContext:
     connected: Any = None
     """With a KV connector, its scheduler half behind a guard: `pegboard.scheduler.guard.Connected`.
     None otherwise, and always for schedulers whose descriptor does not declare ``transfers``."""
+    settings: Any = None
+    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""

@@ -15,6 +15,7 @@ from pegboard.cli.options import (
     BackendOption,
     EventsOption,
     PlatformOption,
+    PluginConfigOption,
     RanksOption,
     TransferOption,
     engine_options,
@@ -49,6 +50,7 @@ def latency(
     tensor_parallel_size: RanksOption = None,
     kv_events_config: EventsOption = None,
     kv_transfer_config: TransferOption = None,
+    plugin_config: PluginConfigOption = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="Engine settings, name=value.")
     ] = None,
@@ -73,6 +75,7 @@ def latency(
         "tensor_parallel_size": tensor_parallel_size,
         "kv_events_config": kv_events_config,
         "kv_transfer_config": kv_transfer_config,
+        "plugin_config": plugin_config,
     }
     settings = {
         "max_model_len": input_len + output_len,

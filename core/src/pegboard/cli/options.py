@@ -13,6 +13,7 @@ import typer
 
 from pegboard.config.aliases import ALIASES, canonical
 from pegboard.config.engine import EngineConfig, unknown_option
+from pegboard.config.plugin_config import plugin_config_of_words
 from pegboard.errors import ConfigError
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "EventsOption",
     "LoadingBar",
     "PlatformOption",
+    "PluginConfigOption",
     "RanksOption",
     "TransferOption",
     "engine_options",
@@ -42,6 +44,10 @@ EventsOption = Annotated[
 TransferOption = Annotated[
     str | None, typer.Option(help="JSON: the KV connector and its settings.")
 ]
+PluginConfigOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A plugin's setting, id.key=value, as JSON or text; may be repeated."),
+]
 
 
 def engine_options(pairs: list[str], flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,6 +59,8 @@ def engine_options(pairs: list[str], flags: Mapping[str, Any]) -> dict[str, Any]
     """
     kinds = {field.name: str(field.type) for field in attrs.fields(EngineConfig)}
     options = {name: value for name, value in flags.items() if value is not None}
+    if isinstance(words := options.get("plugin_config"), list):
+        options["plugin_config"] = plugin_config_of_words(words)
     aliased: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

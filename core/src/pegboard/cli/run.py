@@ -14,6 +14,7 @@ from pegboard.cli.options import (
     BackendOption,
     EventsOption,
     PlatformOption,
+    PluginConfigOption,
     RanksOption,
     TransferOption,
     engine_options,
@@ -56,6 +57,7 @@ def run(
     tensor_parallel_size: RanksOption = None,
     kv_events_config: EventsOption = None,
     kv_transfer_config: TransferOption = None,
+    plugin_config: PluginConfigOption = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="Further engine settings, name=value."),
@@ -86,6 +88,7 @@ def run(
         "tensor_parallel_size": tensor_parallel_size,
         "kv_events_config": kv_events_config,
         "kv_transfer_config": kv_transfer_config,
+        "plugin_config": plugin_config,
     }
     settings = engine_options(option or [], flags)
     text = read_input() if prompt == "-" else prompt

@@ -58,6 +58,7 @@ class _Builder:
                 handshakes=handshakes,
                 longest=longest,
                 connector=self.build,
+                settings=self.board.settings("connector", connector.name),
             )
         )
         if not isinstance(half, SchedulerHalf):

@@ -92,7 +92,11 @@ def open_sink(board: Board, config: KVEventsConfig | None) -> EventSink:
     if config is None or not config.active:
         return NullSink()
     descriptor = _choose(board, config.publisher)
-    publisher = descriptor.open.load()(PublisherSettings(options=config.options))
+    publisher = descriptor.open.load()(
+        PublisherSettings(
+            options=config.options, settings=board.settings("events", descriptor.name)
+        )
+    )
     return PublisherSink(publisher)
 
 

@@ -12,7 +12,7 @@ from pegboard.plugins.absence import explain_absence, surface_words
 from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.first_party import FirstParty
 from pegboard.plugins.record import Candidate, PluginRecord
-from pegboard.plugins.registry import Registry
+from pegboard.plugins.registry import Provenance, Registry
 
 __all__ = ["Board"]
 
@@ -30,6 +30,7 @@ class Board:
     """Sentences for the operator about the allowlist, stale metadata and failed plugins."""
     _registries: Mapping[str, Registry[Any]] = attrs.field(factory=dict, repr=False)
     _contested: Mapping[tuple[str, str], str] = attrs.field(factory=dict, repr=False)
+    _settings: Mapping[Provenance, Any] = attrs.field(factory=dict, repr=False)
     _first_party: Callable[[], Sequence[FirstParty]] = attrs.field(default=tuple, repr=False)
     """Reads the list: only errors and a few allowlists want it."""
     _candidates: tuple[Candidate, ...] = attrs.field(default=(), repr=False)
@@ -108,6 +109,12 @@ class Board:
             ):
                 return record
         return self.core
+
+    def settings(self, surface: str, key: str) -> Any:
+        """The settings of the plugin that registered this name or claim; None if it has none, and
+        for what nobody registered."""
+        registry = self.registry(surface)
+        return self._settings.get(registry.provenance(key)) if key in registry else None
 
     def allows_module(self, path: str) -> bool:
         """Whether the allowlist lets a class named by module path be imported.

@@ -31,6 +31,7 @@ from pegboard.plugins.record import (
     Registration,
 )
 from pegboard.plugins.registry import ClashError, Entry, Provenance, Registry
+from pegboard.plugins.settings import SettingsError, check_plugin_ids
 
 __all__ = ["build_board", "load_plugins"]
 
@@ -83,7 +84,8 @@ def build_board(
     unmatched = allowlist.unmatched_notices(found.candidates, search_path)
     if policy.strict and unmatched:
         raise ConfigError(". ".join(unmatched))
-    loader = _Loader(role, allowlist, surfaces)
+    check_plugin_ids(policy.plugin_config, (c.id for c in found.candidates))
+    loader = _Loader(role, policy, allowlist, surfaces)
     loader.register_core([*core_descriptors(), *extra])
     loader.load_all(found.candidates)
     if policy.strict:
@@ -96,9 +98,15 @@ class _Loader:
     """The state of one loading; gone when the board exists."""
 
     def __init__(
-        self, role: ProcessRole, allowlist: Allowlist, surfaces: Collection[str] | None
+        self,
+        role: ProcessRole,
+        policy: LoadPolicy,
+        allowlist: Allowlist,
+        surfaces: Collection[str] | None,
     ) -> None:
         self._role = role
+        self._policy = policy
+        self._settings: dict[Provenance, Any] = {}
         self._allowlist = allowlist
         self._surfaces = surfaces
         self._registries: dict[str, Registry[Any]] = {s: Registry(s) for s in sorted(API_LEVELS)}
@@ -154,6 +162,7 @@ class _Loader:
             notices=(*notices, *failures, *notes),
             registries=self._registries,
             contested=self._contested,
+            settings=self._settings,
             first_party=first_party,
             candidates=found.candidates,
             search_path=search_path,
@@ -182,6 +191,10 @@ class _Loader:
             self._import(candidate, declared, notes)
         except KeyboardInterrupt:
             raise
+        except SettingsError as error:
+            if candidate.id in self._policy.plugin_config:
+                raise  # the operator's mistake, not the plugin's
+            self._fail(candidate, tuple(declared), error)
         except BaseException as error:
             self._fail(candidate, tuple(declared), error)
 
@@ -195,7 +208,8 @@ class _Loader:
         )
         torch_was_here = "torch" in sys.modules
         start = time.perf_counter()
-        pairs = collect(candidate.value, declared, context)
+        given = self._policy.plugin_config.get(candidate.id)
+        pairs, settings = collect(candidate.value, declared, context, given)
         seconds = time.perf_counter() - start
         if "torch" in sys.modules and not torch_was_here:
             notes = (*notes, "it imports torch at start-up; keep that behind its lazy references")
@@ -203,6 +217,7 @@ class _Loader:
             candidate.distribution, candidate.version, candidate.id, candidate.group
         )
         registered = self._register(pairs, source)
+        self._settings[source] = settings
         record = _record(candidate, "ready", "", tuple(declared))
         self._records.append(
             attrs.evolve(record, registered=registered, import_seconds=seconds, notes=notes)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 
 __all__ = ["USUAL", "LoadPolicy"]
@@ -13,6 +16,8 @@ class LoadPolicy:
 
     strict: bool = False
     """Every failed or incompatible plugin and every allowlist entry without a match is an error."""
+    plugin_config: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    """By plugin id, the values of its settings by name."""
 
 
 USUAL = LoadPolicy()

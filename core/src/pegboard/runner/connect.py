@@ -65,7 +65,12 @@ class _Builder:
         check_layouts(connector, self.layouts)
         half = connector.worker.load()(
             WorkerHalfContext(
-                config=config, identity=self.identity, rank=0, ranks=1, connector=self.build
+                config=config,
+                identity=self.identity,
+                rank=0,
+                ranks=1,
+                connector=self.build,
+                settings=self.board.settings("connector", connector.name),
             )
         )
         if not isinstance(half, WorkerHalf):

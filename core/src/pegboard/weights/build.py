@@ -79,6 +79,7 @@ def load_model(
             sources=_no_sources if dummy else resolved.sources,
             parallel=parallel,
             max_positions=model.max_model_len,
+            settings=board.settings("model", model.family.name),
         ),
     )
     if dummy:

@@ -6,6 +6,8 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from pegboard.api.checkpoint import PLAIN_TYPES, Checkpoint
 from pegboard.api.quant import LayerMethod, LayerSpec, QuantContext, QuantFormat, Quantizer
 from pegboard.errors import CheckpointError, ConfigError, UnsupportedError
@@ -123,7 +125,9 @@ class MethodChooser:
 
     def _quantizer(self, chosen: QuantFormat) -> Quantizer:
         if chosen.name not in self._quantizers:
-            self._quantizers[chosen.name] = chosen.quantizer.load()(self._context)
+            settings = self._board.settings("quant", chosen.name)
+            context = attrs.evolve(self._context, settings=settings)
+            self._quantizers[chosen.name] = chosen.quantizer.load()(context)
         return self._quantizers[chosen.name]
 
     def _format_of(self, layer: LayerSpec) -> QuantFormat | None:
