@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import psutil
 import pytest
@@ -22,7 +23,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from pegboard import LLM, RequestOutput, SamplingParams
-from pegboard.errors import ConfigError, EngineDeadError, UnsupportedError
+from pegboard.errors import ConfigError, EngineDeadError, PluginError, UnsupportedError
+from pegboard.plugins import load_plugins
 from pegboard.testing.checkpoints import write_hybrid_model, write_tiny_model
 from pegboard_quant_fp8.codes import CODES, round_blocks
 from pegboard_testkit.alone import compare_with_alone
@@ -231,6 +233,21 @@ def test_an_error_of_a_rank_while_it_loads_is_that_of_the_engine(tmp_path: Path)
     before = psutil.Process().children()
     with pytest.raises(UnsupportedError, match="the null platform serves one rank, not 2"):
         LLM(str(path), platform="null", tensor_parallel_size=2, max_model_len=64)
+    assert psutil.Process().children() == before
+
+
+def test_ranks_load_the_plugins_of_the_engines_process_or_none(tmp_path: Path) -> None:
+    """Here the engine's process claims to have loaded another version of one of them."""
+    path = write_tiny_model(tmp_path)
+    before = psutil.Process().children()
+    board = load_plugins(role=("front", "engine"))
+    old = [
+        planned._replace(version="0.0.1") if planned.id == "cpu" else planned
+        for planned in board.plan.plugins
+    ]
+    board = attrs.evolve(board, plan=attrs.evolve(board.plan, plugins=tuple(old)))
+    with pytest.raises(PluginError, match=r"pegboard-platform-cpu 0\.0\.1 has the version"):
+        LLM(str(path), board=board, platform="cpu", tensor_parallel_size=2, max_model_len=64)
     assert psutil.Process().children() == before
 
 

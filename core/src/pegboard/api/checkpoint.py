@@ -30,8 +30,8 @@ class CheckpointSource:
 
     `probe` refers to a function ``(path: str) -> bool`` that says, from names and at most a few
     bytes, whether this source is the one for `path` (a file or a directory that exists). `open`
-    refers to ``(path: str) -> Checkpoint``, with `takes_settings` to ``(path: str, settings: Any) ->
-    Checkpoint``. Exactly one source may answer yes.
+    refers to ``(path: str) -> Checkpoint``, with `takes_settings` to ``(path: str, settings:
+    Any) -> Checkpoint``. Exactly one source may answer yes.
     """
 
     name: str

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from pegboard.api.context import ROLES, ProcessRole
 from pegboard.api.descriptor import LazyRef
 from pegboard.api.executor import Executor
 from pegboard.api.kv import KVCacheConfig
@@ -66,12 +67,12 @@ def build_engine(
     """Discover, resolve, load, size, warm up.
 
     `progress` is called with (bytes loaded, bytes in all) while weights stream in. With several
-    ranks each discovers plugins anew, whatever `board` is. Errors:
-    `ConfigError`,
-    `CheckpointError`, `UnsupportedError`, `MissingPluginError`, `SelectionError`, `ResourceError`.
+    ranks each loads what the board's plan says, without what the program brought itself. Errors:
+    `ConfigError`, `CheckpointError`, `UnsupportedError`, `MissingPluginError`, `SelectionError`,
+    `ResourceError`.
     """
     own_template = read_template(config.chat_template)
-    board = board or load_plugins(policy=policy_of(config))
+    board = board or load_plugins(policy=policy_of(config), role=_roles(config))
     model = resolve_model(board, config)
     if config.kv_transfer_config is not None:  # before any weight is read
         groups = form_groups(model.facts.kv_slots, config.block_size)
@@ -92,6 +93,11 @@ def build_engine(
         engine = _front_end(config, model, core, tokenizer)
         undo.pop_all()
     return BuiltEngine(config, board, model, cache, tokenizer, engine, templates)
+
+
+def _roles(config: EngineConfig) -> tuple[ProcessRole, ...]:
+    """What this process is: everything, unless ranks have processes of their own."""
+    return ROLES if config.tensor_parallel_size == 1 else ("front", "engine")
 
 
 def _front_end(

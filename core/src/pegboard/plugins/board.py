@@ -11,6 +11,7 @@ from pegboard.errors import DuplicateError, MissingPluginError, PluginError
 from pegboard.plugins.absence import explain_absence, surface_words
 from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.first_party import FirstParty
+from pegboard.plugins.plan import PluginPlan
 from pegboard.plugins.record import Candidate, PluginRecord
 from pegboard.plugins.registry import Provenance, Registry
 
@@ -26,6 +27,8 @@ class Board:
     core: PluginRecord
     """The core, as the provider of what it registers itself."""
     allowlist: Allowlist
+    plan: PluginPlan = attrs.field(repr=False)
+    """What was loaded, for other processes to load the same."""
     notices: tuple[str, ...] = ()
     """Sentences for the operator about the allowlist, stale metadata and failed plugins."""
     _registries: Mapping[str, Registry[Any]] = attrs.field(factory=dict, repr=False)

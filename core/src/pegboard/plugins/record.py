@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import attrs
 
+from pegboard.api.context import ROLES
+
 __all__ = [
     "CORE_DISTRIBUTION",
     "GROUPS",
@@ -48,12 +50,13 @@ GROUP_OF_SURFACE = MappingProxyType(
 the other surfaces have no group of their own.
 """
 
-PluginState = Literal["ready", "blocked", "incompatible", "failed"]
+PluginState = Literal["ready", "blocked", "incompatible", "failed", "shadowed", "unused"]
 """What became of a plugin.
 
 ``ready``: registered. ``blocked``: left out by the allowlist, never imported. ``incompatible``:
 wrong or missing API level, never imported. ``failed``: broke a rule while loading and was rolled
-back.
+back. ``shadowed``: loaded, and everything that it registered is overridden by another plugin.
+``unused``: it declares that it is not for this process, never imported.
 """
 
 
@@ -122,6 +125,8 @@ class PluginRecord:
     """Wall time of importing its module and calling its hooks; 0 if it was not imported."""
     notes: tuple[str, ...] = ()
     """Warnings that do not stop it."""
+    processes: tuple[str, ...] = ROLES
+    """Where it declares to be loaded."""
 
     @property
     def qualified(self) -> str:
