@@ -18,6 +18,7 @@ from pegboard.cli.options import (
     PluginConfigOption,
     RanksOption,
     TransferOption,
+    UnsafeOption,
     engine_options,
     loading_bar,
 )
@@ -51,6 +52,7 @@ def latency(
     kv_events_config: EventsOption = None,
     kv_transfer_config: TransferOption = None,
     plugin_config: PluginConfigOption = None,
+    unsafe_plugins: UnsafeOption = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="Engine settings, name=value.")
     ] = None,
@@ -76,6 +78,7 @@ def latency(
         "kv_events_config": kv_events_config,
         "kv_transfer_config": kv_transfer_config,
         "plugin_config": plugin_config,
+        "unsafe_plugins": unsafe_plugins,
     }
     settings = {
         "max_model_len": input_len + output_len,

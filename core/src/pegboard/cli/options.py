@@ -24,6 +24,7 @@ __all__ = [
     "PluginConfigOption",
     "RanksOption",
     "TransferOption",
+    "UnsafeOption",
     "engine_options",
     "loading_bar",
 ]
@@ -47,6 +48,10 @@ TransferOption = Annotated[
 PluginConfigOption = Annotated[
     list[str] | None,
     typer.Option(help="A plugin's setting, id.key=value, as JSON or text; may be repeated."),
+]
+UnsafeOption = Annotated[
+    bool | None,
+    typer.Option("--unsafe-plugins", help="Let plugins replace parts of the core."),
 ]
 
 

@@ -17,6 +17,7 @@ from pegboard.cli.options import (
     PluginConfigOption,
     RanksOption,
     TransferOption,
+    UnsafeOption,
     engine_options,
     loading_bar,
 )
@@ -58,6 +59,7 @@ def run(
     kv_events_config: EventsOption = None,
     kv_transfer_config: TransferOption = None,
     plugin_config: PluginConfigOption = None,
+    unsafe_plugins: UnsafeOption = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="Further engine settings, name=value."),
@@ -89,6 +91,7 @@ def run(
         "kv_events_config": kv_events_config,
         "kv_transfer_config": kv_transfer_config,
         "plugin_config": plugin_config,
+        "unsafe_plugins": unsafe_plugins,
     }
     settings = engine_options(option or [], flags)
     text = read_input() if prompt == "-" else prompt

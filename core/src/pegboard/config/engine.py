@@ -205,6 +205,8 @@ class EngineConfig:
         default={}, converter=parse_plugin_config
     )
     """Settings of plugins: ``{id: {key: value}}``, or its JSON."""
+    unsafe_plugins: bool = attrs.field(default=False, validator=_boolean)
+    """Let plugins replace parts of the core. What they replace is reported."""
 
     @watermark.validator
     def _check_watermark(self, field: attrs.Attribute[Any], value: object) -> None:

@@ -10,4 +10,8 @@ __all__ = ["policy_of"]
 
 def policy_of(config: EngineConfig) -> LoadPolicy:
     """The same in every process of an engine."""
-    return LoadPolicy(strict=config.strict_plugins, plugin_config=config.plugin_config)
+    return LoadPolicy(
+        strict=config.strict_plugins,
+        plugin_config=config.plugin_config,
+        unsafe=config.unsafe_plugins,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
@@ -10,6 +11,7 @@ import attrs
 from pegboard.errors import DuplicateError, MissingPluginError, PluginError
 from pegboard.plugins.absence import explain_absence, surface_words
 from pegboard.plugins.allowlist import Allowlist
+from pegboard.plugins.conduct import Conduct
 from pegboard.plugins.first_party import FirstParty
 from pegboard.plugins.plan import PluginPlan
 from pegboard.plugins.record import Candidate, PluginRecord
@@ -29,6 +31,7 @@ class Board:
     allowlist: Allowlist
     plan: PluginPlan = attrs.field(repr=False)
     """What was loaded, for other processes to load the same."""
+    _conduct: Conduct = attrs.field(repr=False)
     notices: tuple[str, ...] = ()
     """Sentences for the operator about the allowlist, stale metadata and failed plugins."""
     _registries: Mapping[str, Registry[Any]] = attrs.field(factory=dict, repr=False)
@@ -112,6 +115,15 @@ class Board:
             ):
                 return record
         return self.core
+
+    def watched(self) -> AbstractContextManager[None]:
+        """A context for the building of an engine, which imports the lazy parts of plugins.
+
+        Its end raises `PluginError` where the core was patched meanwhile, unless unsafe plugins are
+        allowed; the patch is undone.
+        """
+        ready = (record for record in self.plugins if record.state == "ready")
+        return self._conduct.building({r.module.partition(".")[0]: f"plugin {r}" for r in ready})
 
     def settings(self, surface: str, key: str) -> Any:
         """The settings of the plugin that registered this name or claim; None if it has none, and

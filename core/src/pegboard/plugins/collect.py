@@ -21,6 +21,7 @@ from pegboard.api.context import PluginContext
 from pegboard.api.descriptor import Descriptor, LazyRef
 from pegboard.api.hooks import HOOK_SURFACES, SETTINGS_HOOK, Hooks
 from pegboard.errors import PluginError
+from pegboard.plugins.conduct import Conduct, Observed
 from pegboard.plugins.nearest import nearest
 from pegboard.plugins.settings import build_settings
 
@@ -53,27 +54,31 @@ class Offer(NamedTuple):
     """(surface, descriptor)"""
     settings: Any
     """An instance of its settings class; None without one."""
+    seen: Observed
 
 
 def collect(
     module_name: str,
     declared: Mapping[str, int],
     ctx: PluginContext,
-    given: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None,
+    conduct: Conduct,
 ) -> Offer:
-    """Import the module, check its hooks and call them, with the settings made from `given`.
+    """Import the module, check its hooks and call them, with the settings made from `given`, while
+    `conduct` watches.
 
     Raises `PluginError` for a broken rule, `SettingsError` for settings that are not allowed and
     whatever the plugin itself raises, `SystemExit` included.
     """
-    with _imports_undone_on_error(module_name):
+    with _imports_undone_on_error(module_name), conduct.watching() as seen:
         module = importlib.import_module(module_name)
         callers = _hook_callers(module, module_name)
         _check_declared(callers, declared)
         settings = build_settings(_settings_class(callers, ctx), ctx.plugin_id, given)
         ctx = attrs.evolve(ctx, settings=settings)
         asked = (caller for caller in callers if caller.name != SETTINGS_HOOK)
-        return Offer([pair for caller in asked for pair in _call(caller, ctx)], settings)
+        pairs = [pair for caller in asked for pair in _call(caller, ctx)]
+    return Offer(pairs, settings, seen)
 
 
 def _settings_class(callers: Iterable[pluggy.HookCaller], ctx: PluginContext) -> Any:

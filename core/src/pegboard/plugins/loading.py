@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ from pegboard.api.levels import API_LEVELS
 from pegboard.errors import DuplicateError, PluginError
 from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.board import Board
+from pegboard.plugins.conduct import Conduct
 from pegboard.plugins.declared import check_override, read_declaration
 from pegboard.plugins.discover import Discovery
 from pegboard.plugins.failures import REMEDY, check_value, name_clash, reason_of, used_twice
@@ -66,6 +65,7 @@ class Loader:
         self._settings: dict[Provenance, Any] = {}
         self._allowlist = allowlist
         self._plan = plan
+        self._conduct = Conduct(policy.unsafe)
         self._surfaces = surfaces
         self._registries: dict[str, Registry[Any]] = {s: Registry(s) for s in sorted(API_LEVELS)}
         self._contested: dict[tuple[str, str], str] = {}
@@ -139,6 +139,7 @@ class Loader:
             registries=self._registries,
             contested=self._contested,
             settings=self._settings,
+            conduct=self._conduct,
             first_party=first_party,
             candidates=found.candidates,
             search_path=search_path,
@@ -217,17 +218,14 @@ class Loader:
     def _import(self, waiting: _Waiting) -> None:
         from pegboard.plugins.collect import collect  # pluggy: only when there is a plugin to ask
 
-        candidate, notes = waiting.candidate, waiting.notes
+        candidate = waiting.candidate
         context = PluginContext(
             candidate.id, candidate.distribution, candidate.version, self._roles, __version__
         )
-        torch_was_here = "torch" in sys.modules
-        start = time.perf_counter()
         given = self._policy.plugin_config.get(candidate.id)
-        pairs, settings = collect(candidate.value, waiting.levels, context, given)
-        seconds = time.perf_counter() - start
-        if "torch" in sys.modules and not torch_was_here:
-            notes = (*notes, "it imports torch at start-up; keep that behind its lazy references")
+        pairs, settings, seen = collect(
+            candidate.value, waiting.levels, context, given, self._conduct
+        )
         source = Provenance(
             candidate.distribution, candidate.version, candidate.id, candidate.group
         )
@@ -238,8 +236,8 @@ class Loader:
             attrs.evolve(
                 record,
                 registered=registered,
-                import_seconds=seconds,
-                notes=notes,
+                import_seconds=seen.seconds,
+                notes=(*waiting.notes, *seen.notes),
                 processes=waiting.processes,
             )
         )

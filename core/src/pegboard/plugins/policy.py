@@ -18,6 +18,8 @@ class LoadPolicy:
     """Every failed or incompatible plugin and every allowlist entry without a match is an error."""
     plugin_config: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     """By plugin id, the values of its settings by name."""
+    unsafe: bool = False
+    """A plugin may replace parts of the core; else that is a failure, and undone."""
 
 
 USUAL = LoadPolicy()

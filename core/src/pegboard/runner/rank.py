@@ -68,6 +68,8 @@ class _RankProcess:
         self._started: Pending | None = None
         self._fetching: threading.Thread | None = None
         self._place = RankPlace()
+        self._building = contextlib.ExitStack()
+        """Until everything is built, the board watches what plugins do."""
 
     def serve(self) -> None:
         """Until the engine closes. Raises `EOFError` if it is gone."""
@@ -84,7 +86,10 @@ class _RankProcess:
                 self._start_fetching(executor.device)
             else:
                 number, name, values = wire.unpack(body)
-                self._say(wire.pack(wire.ANSWER, (number, getattr(executor, name)(*values))))
+                answer = getattr(executor, name)(*values)
+                if name == "warm_up":
+                    self._building.close()
+                self._say(wire.pack(wire.ANSWER, (number, answer)))
         executor.close()
 
     def complain(self, error: BaseException) -> None:
@@ -107,6 +112,7 @@ class _RankProcess:
         own = _own_config(config)
         board = load_plugins(policy=policy_of(own), role="worker", plan=plan)
         _tell(board, plan)
+        self._building.enter_context(board.watched())
         progress = self._progress if place.rank == 0 else None
         return LocalExecutor(board, own, resolve_model(board, own), progress=progress, place=place)
 
