@@ -94,6 +94,7 @@ def test_the_json_form_holds_every_fact(folder: Path) -> None:
         "reason": "",
         "registered": [{"surface": "command", "name": "greet", "claims": []}],
         "notes": [],
+        "processes": ["front", "engine", "worker"],
     }
     assert bad["state"] == "failed" and "no luck" in bad["reason"]
     assert any("no luck" in notice for notice in content["notices"])

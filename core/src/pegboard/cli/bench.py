@@ -19,6 +19,7 @@ from pegboard.cli.options import (
     RanksOption,
     TransferOption,
     UnsafeOption,
+    engine_flags,
     engine_options,
     loading_bar,
 )
@@ -70,16 +71,7 @@ def latency(
     for (name, bound), value in zip(least.items(), given, strict=True):
         if not bound <= value <= MAX_COUNT:
             raise ConfigError(f"--{name} {value} is not allowed: from {bound} to {MAX_COUNT}")
-    flags = {
-        "dtype": dtype,
-        "platform": platform,
-        "attention_backend": attention_backend,
-        "tensor_parallel_size": tensor_parallel_size,
-        "kv_events_config": kv_events_config,
-        "kv_transfer_config": kv_transfer_config,
-        "plugin_config": plugin_config,
-        "unsafe_plugins": unsafe_plugins,
-    }
+    flags = engine_flags(locals())
     settings = {
         "max_model_len": input_len + output_len,
         "max_num_seqs": max(batch_size, 8),

@@ -25,6 +25,7 @@ __all__ = [
     "RanksOption",
     "TransferOption",
     "UnsafeOption",
+    "engine_flags",
     "engine_options",
     "loading_bar",
 ]
@@ -53,6 +54,25 @@ UnsafeOption = Annotated[
     bool | None,
     typer.Option("--unsafe-plugins", help="Let plugins replace parts of the core."),
 ]
+
+
+_FLAGS = (
+    "attention_backend",
+    "dtype",
+    "kv_events_config",
+    "kv_transfer_config",
+    "max_model_len",
+    "platform",
+    "plugin_config",
+    "tensor_parallel_size",
+    "unsafe_plugins",
+)
+"""Settings that have a flag of their own wherever a command names them as an argument."""
+
+
+def engine_flags(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a command's arguments, those that are settings of `EngineConfig`."""
+    return {name: arguments[name] for name in _FLAGS if name in arguments}
 
 
 def engine_options(pairs: list[str], flags: Mapping[str, Any]) -> dict[str, Any]:

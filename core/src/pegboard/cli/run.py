@@ -18,6 +18,7 @@ from pegboard.cli.options import (
     RanksOption,
     TransferOption,
     UnsafeOption,
+    engine_flags,
     engine_options,
     loading_bar,
 )
@@ -82,17 +83,7 @@ def run(
         **{k: v for k, v in given.items() if v is not None},
     }
     SamplingParams(**sampling)  # a bad value is found before the model is loaded
-    flags = {
-        "dtype": dtype,
-        "max_model_len": max_model_len,
-        "platform": platform,
-        "attention_backend": attention_backend,
-        "tensor_parallel_size": tensor_parallel_size,
-        "kv_events_config": kv_events_config,
-        "kv_transfer_config": kv_transfer_config,
-        "plugin_config": plugin_config,
-        "unsafe_plugins": unsafe_plugins,
-    }
+    flags = engine_flags(locals())
     settings = engine_options(option or [], flags)
     text = read_input() if prompt == "-" else prompt
     with loading_bar(quiet) as progress, LLM(model, progress=progress, **settings) as llm:
