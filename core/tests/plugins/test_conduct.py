@@ -198,10 +198,9 @@ def test_looking_is_quick() -> None:
     assert len(watch._modules) > 20 and len(watch._classes) > 50
     times = []
     for _ in range(20):
-        start = time.perf_counter()
-        watch.note()
+        start = time.process_time()
         assert watch.patches() == []
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert min(times) < 0.01
 
 
@@ -262,6 +261,9 @@ class TestBuilding:
             Platform.claims = claims  # type: ignore[method-assign]
 
     def test_an_error_in_the_building_stays_what_it_is(self, site: Any) -> None:
+        claims = Platform.claims
         with pytest.raises(ZeroDivisionError), self.board(site, "").watched():
+            Platform.claims = print  # type: ignore[method-assign,assignment]
             raise ZeroDivisionError
+        assert Platform.claims is claims
         assert not any(isinstance(finder, CoreWatch) for finder in sys.meta_path)

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import attrs
 
+from pegboard.api.metrics import PluginMetrics
+
 __all__ = ["ROLES", "PluginContext", "ProcessRole"]
 
 ProcessRole = Literal["front", "engine", "worker"]
@@ -39,6 +41,8 @@ class PluginContext:
     settings: Any = None
     """An instance of the class that the plugin's hook `pegboard_settings` returned; None in that
     hook, and without it."""
+    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
+    """The plugin's namespace of metrics."""
 
     @property
     def logger(self) -> logging.Logger:

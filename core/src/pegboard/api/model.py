@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from pegboard.api.descriptor import LazyRef, lazy_ref
+from pegboard.api.metrics import PluginMetrics
 
 if TYPE_CHECKING:
     import torch
@@ -201,6 +202,8 @@ class BuildContext:
     was made for."""
     settings: Any = None
     """The family's own, as in `ConfigInput`."""
+    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
+    """The plugin's own namespace of metrics."""
 
 
 @attrs.frozen(eq=False)

@@ -65,15 +65,15 @@ def _find(board: Board, wanted: str) -> SchedulerClass:
 def _build(
     chosen: SchedulerClass, board: Board | None, make: Callable[..., SchedulerContext]
 ) -> Scheduler:
-    """Load and call the scheduler's maker with ``make(build=…, settings=…)``."""
+    """Load and call the scheduler's maker with ``make(build=…)`` and what is the plugin's own."""
     target = chosen.build
 
     def build(name: str) -> Scheduler:
         inner = _OWN if board is None else _find_registered(board, name, target)
         return _build(inner, board, make)
 
-    settings = None if board is None else board.settings("scheduler", chosen.name)
-    scheduler = _call(target, make(build=build, settings=settings))
+    own = {} if board is None else board.handed("scheduler", chosen.name)
+    scheduler = _call(target, make(build=build, **own))
     missing = [name for name in _METHODS if not callable(getattr(scheduler, name, None))]
     if missing:
         raise PluginError(

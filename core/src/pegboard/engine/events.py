@@ -93,9 +93,7 @@ def open_sink(board: Board, config: KVEventsConfig | None) -> EventSink:
         return NullSink()
     descriptor = _choose(board, config.publisher)
     publisher = descriptor.open.load()(
-        PublisherSettings(
-            options=config.options, settings=board.settings("events", descriptor.name)
-        )
+        PublisherSettings(options=config.options, **board.handed("events", descriptor.name))
     )
     return PublisherSink(publisher)
 

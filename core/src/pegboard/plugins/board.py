@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
 
+from pegboard.api.metrics import MetricSet, PluginMetrics
 from pegboard.errors import DuplicateError, MissingPluginError, PluginError
 from pegboard.plugins.absence import explain_absence, surface_words
 from pegboard.plugins.allowlist import Allowlist
@@ -31,6 +32,8 @@ class Board:
     allowlist: Allowlist
     plan: PluginPlan = attrs.field(repr=False)
     """What was loaded, for other processes to load the same."""
+    metrics: MetricSet = attrs.field(repr=False)
+    """What plugins count in this process, by names ``pegboard_plugin_<id>_<name>``."""
     _conduct: Conduct = attrs.field(repr=False)
     notices: tuple[str, ...] = ()
     """Sentences for the operator about the allowlist, stale metadata and failed plugins."""
@@ -130,6 +133,23 @@ class Board:
         for what nobody registered."""
         registry = self.registry(surface)
         return self._settings.get(registry.provenance(key)) if key in registry else None
+
+    def signatures(self, used: Iterable[tuple[str, str]]) -> list[str]:
+        """A line for each plugin that registered one of these (surface, name) pairs, sorted: what
+        it is called, its version, and a digest of the settings that were given to it. Where they
+        are equal in two processes, the same plugins worked in the same way."""
+        records = {self.provenance(surface, name) for surface, name in used}
+        return sorted(
+            f"{record} {self.plan.digest([record.id])[:16]}" for record in records - {self.core}
+        )
+
+    def handed(self, surface: str, key: str) -> dict[str, Any]:
+        """What the context objects of a surface hand to the plugin that registered this name or
+        claim: its `settings` and its `metrics`."""
+        registry = self.registry(surface)
+        owner = registry.provenance(key).entry_point if key in registry else "core"
+        metrics = PluginMetrics(owner, self.metrics)
+        return {"settings": self.settings(surface, key), "metrics": metrics}
 
     def allows_module(self, path: str) -> bool:
         """Whether the allowlist lets a class named by module path be imported.

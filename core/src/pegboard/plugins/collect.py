@@ -165,7 +165,13 @@ def _call(caller: pluggy.HookCaller, ctx: PluginContext) -> Iterator[tuple[str, 
                 f"{_kind(answer)}"
             )
         for item in answer:
-            yield surface, _checked(item, surface, caller.name)
+            checked = _checked(item, surface, caller.name)
+            if surface == "ops" and not checked.name.startswith(f"{ctx.plugin_id}."):
+                raise PluginError(
+                    f"op versions of this plugin are called {ctx.plugin_id!r}, a dot and a name; "
+                    f"hook {caller.name!r} returned {checked.name!r}"
+                )
+            yield surface, checked
 
 
 def _checked(item: Any, surface: str, hook: str) -> Descriptor:

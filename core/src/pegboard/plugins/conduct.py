@@ -40,13 +40,16 @@ class Conduct:
     def __init__(self, unsafe: bool) -> None:
         self._unsafe = unsafe
         self._watch = CoreWatch()
+        self._noted = False
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Observed]:
         """While a plugin is imported and asked. Raises `PluginError` for a patch when it is done;
         where it raises itself, what it patched is undone, too."""
         seen, printed = Observed(), io.StringIO()
-        self._watch.note()
+        if not self._noted:  # what is loaded later is noted as it comes
+            self._watch.note()
+            self._noted = True
         torch_was_here, dtype = "torch" in sys.modules, _default_dtype()
         start = time.perf_counter()
         try:
@@ -63,18 +66,23 @@ class Conduct:
         seen.notes += _notes(seen.seconds, printed.getvalue(), torch_was_here)
         if patched:
             seen.notes.append(f"it changes {', '.join(patched)}, which unsafe_plugins allows")
+            self._noted = False
 
     @contextlib.contextmanager
     def building(self, plugins: Mapping[str, str]) -> Iterator[None]:
         """While an engine is built, which imports the lazy parts of plugins.
 
         `plugins` says of modules at the top whose plugin they are. Raises `PluginError` where the
-        core was patched meanwhile; the patch is undone.
+        core was patched meanwhile; the patch is undone, as it is where the building fails.
         """
         self._watch.note()
         dtype = _default_dtype()
-        with self._watch:
-            yield
+        try:
+            with self._watch:
+                yield
+        except BaseException:
+            self._undo(dtype)
+            raise
         patched = self._patched(dtype)
         if not patched:
             return

@@ -12,6 +12,7 @@ from pegboard.__about__ import __version__
 from pegboard.api.context import PluginContext, ProcessRole
 from pegboard.api.descriptor import Descriptor
 from pegboard.api.levels import API_LEVELS
+from pegboard.api.metrics import MetricSet, PluginMetrics
 from pegboard.errors import DuplicateError, PluginError
 from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.board import Board
@@ -66,6 +67,7 @@ class Loader:
         self._allowlist = allowlist
         self._plan = plan
         self._conduct = Conduct(policy.unsafe)
+        self._metrics = MetricSet()
         self._surfaces = surfaces
         self._registries: dict[str, Registry[Any]] = {s: Registry(s) for s in sorted(API_LEVELS)}
         self._contested: dict[tuple[str, str], str] = {}
@@ -140,6 +142,7 @@ class Loader:
             contested=self._contested,
             settings=self._settings,
             conduct=self._conduct,
+            metrics=self._metrics,
             first_party=first_party,
             candidates=found.candidates,
             search_path=search_path,
@@ -220,7 +223,12 @@ class Loader:
 
         candidate = waiting.candidate
         context = PluginContext(
-            candidate.id, candidate.distribution, candidate.version, self._roles, __version__
+            candidate.id,
+            candidate.distribution,
+            candidate.version,
+            self._roles,
+            __version__,
+            metrics=PluginMetrics(candidate.id, self._metrics),
         )
         given = self._policy.plugin_config.get(candidate.id)
         pairs, settings, seen = collect(
@@ -269,6 +277,7 @@ class Loader:
             self._contested[clash.surface, clash.key] = f"{clash}; {REMEDY}"
         self._records.append(record)
         self._errors.append((record, error))
+        self._metrics.forget(candidate.id)
 
 
 def _record(

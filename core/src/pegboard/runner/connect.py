@@ -15,7 +15,7 @@ from pegboard.api.connector import (
     WorkerHalfContext,
 )
 from pegboard.api.kv import KVCacheConfig, KVLayout, KVTensors
-from pegboard.config.connect import check_layouts, require_connector
+from pegboard.config.connect import check_layouts, identity_for, require_connector
 from pegboard.errors import PluginError
 from pegboard.runner.transfers import Worker
 
@@ -66,11 +66,11 @@ class _Builder:
         half = connector.worker.load()(
             WorkerHalfContext(
                 config=config,
-                identity=self.identity,
+                identity=identity_for(self.board, self.identity, connector),
                 rank=0,
                 ranks=1,
                 connector=self.build,
-                settings=self.board.settings("connector", connector.name),
+                **self.board.handed("connector", connector.name),
             )
         )
         if not isinstance(half, WorkerHalf):

@@ -201,7 +201,7 @@ class _Kernels:
                 max_tokens=self.config.max_num_batched_tokens,
                 platform=self.runtime.facts(),
                 features=self.model.facts.attention_features,
-                settings=self.board.settings("attention", backend.name),
+                **self.board.handed("attention", backend.name),
             )
         )
         return kernel

@@ -123,10 +123,14 @@ class MethodChooser:
             )
         return method
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Names of the formats that were asked for a method so far."""
+        return tuple(self._quantizers)
+
     def _quantizer(self, chosen: QuantFormat) -> Quantizer:
         if chosen.name not in self._quantizers:
-            settings = self._board.settings("quant", chosen.name)
-            context = attrs.evolve(self._context, settings=settings)
+            context = attrs.evolve(self._context, **self._board.handed("quant", chosen.name))
             self._quantizers[chosen.name] = chosen.quantizer.load()(context)
         return self._quantizers[chosen.name]
 
