@@ -262,8 +262,10 @@ class TestBuilding:
 
     def test_an_error_in_the_building_stays_what_it_is(self, site: Any) -> None:
         claims = Platform.claims
-        with pytest.raises(ZeroDivisionError), self.board(site, "").watched():
-            Platform.claims = print  # type: ignore[method-assign,assignment]
-            raise ZeroDivisionError
+        board = self.board(
+            site, "from pegboard.api.platform import Platform\nPlatform.claims = 1\n1 / 0"
+        )
+        with pytest.raises(ZeroDivisionError), board.watched():
+            importlib.import_module("odd_module_lazy")
         assert Platform.claims is claims
         assert not any(isinstance(finder, CoreWatch) for finder in sys.meta_path)
