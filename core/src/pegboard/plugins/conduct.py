@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -34,6 +35,26 @@ class Observed:
         self.notes: list[str] = []
 
 
+class _Kept(io.TextIOWrapper):
+    """A standard output that keeps what this thread writes; that of other threads goes on."""
+
+    def __init__(self, usual: Any) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True)
+        self._usual = usual
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self._thread:
+            return int(self._usual.write(text))
+        return super().write(text)
+
+    def text(self) -> str:
+        """What was written."""
+        kept = self.buffer
+        assert isinstance(kept, io.BytesIO), "it was made so"
+        return kept.getvalue().decode(errors="replace")
+
+
 class Conduct:
     """Watches plugins, one at a time."""
 
@@ -46,7 +67,7 @@ class Conduct:
     def watching(self) -> Iterator[Observed]:
         """While a plugin is imported and asked. Raises `PluginError` for a patch when it is done;
         where it raises itself, what it patched is undone, too."""
-        seen, printed = Observed(), io.StringIO()
+        seen, printed = Observed(), _Kept(sys.stdout)
         if not self._noted:  # what is loaded later is noted as it comes
             self._watch.note()
             self._noted = True
@@ -63,7 +84,7 @@ class Conduct:
         if patched and not self._unsafe:
             self._undo(dtype)
             raise PluginError(f"it {_patch_text(patched)}")
-        seen.notes += _notes(seen.seconds, printed.getvalue(), torch_was_here)
+        seen.notes += _notes(seen.seconds, printed.text(), torch_was_here)
         if patched:
             seen.notes.append(f"it changes {', '.join(patched)}, which unsafe_plugins allows")
             self._noted = False
@@ -88,13 +109,15 @@ class Conduct:
             return
         roots = {patch.root() for patch in self._watch.patches()}
         names = sorted(plugins.get(root, root) for root in roots)
-        text = f"of {', '.join(names)}: {_patch_text(patched)}" if names else _patch_text(patched)
+        code = f"code of {', '.join(names)}" if names else "code"
         if not self._unsafe:
             self._undo(dtype)
-            raise PluginError(f"while the engine was built, code {text}")
+            raise PluginError(f"while the engine was built, {code} {_patch_text(patched)}")
         import logging  # few runs are unsafe
 
-        logging.getLogger("pegboard.plugins").warning("unsafe_plugins allows this: code %s", text)
+        logging.getLogger("pegboard.plugins").warning(
+            "%s changes %s, which unsafe_plugins allows", code, ", ".join(patched)
+        )
 
     def _patched(self, dtype: Any) -> list[str]:
         found = [str(patch) for patch in self._watch.patches()]
