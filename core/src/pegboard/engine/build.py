@@ -75,7 +75,8 @@ def build_engine(
     board = board or load_plugins(policy=policy_of(config), role=_roles(config))
     with ExitStack() as undo:
         with board.watched():
-            built = _build(config, board, own_template, undo, progress)
+            built = _build(config, board, own_template, progress)
+            undo.callback(built.engine.close)
         undo.pop_all()
     return built
 
@@ -84,10 +85,9 @@ def _build(
     config: EngineConfig,
     board: Board,
     own_template: str | None,
-    undo: ExitStack,
     progress: Callable[[int, int], Any] | None,
 ) -> BuiltEngine:
-    """All of it; `undo` gets what is to be done if something goes wrong."""
+    """All of it, from the plugins of `board`."""
     model = resolve_model(board, config)
     if config.kv_transfer_config is not None:  # before any weight is read
         groups = form_groups(model.facts.kv_slots, config.block_size)
@@ -96,15 +96,17 @@ def _build(
     special = tokenizer.special_tokens if tokenizer is not None else {}
     templates = TemplateBook(own_template, model.checkpoint.chat_templates, special)
     release_free_memory()  # before the weights come, so that they can have it
-    events = open_sink(board, config.kv_events_config)  # bad options show before the weights
-    undo.callback(events.close)
-    chosen = LOCAL_EXECUTOR if config.tensor_parallel_size == 1 else RANKS_EXECUTOR
-    executor = chosen.load()(board, config, model, progress=progress)
-    undo.callback(executor.close)
-    core, cache = build_core(config, executor, model.max_model_len, board, events)
-    undo.callback(core.close)
-    release_free_memory()
-    engine = _front_end(config, model, core, tokenizer)
+    with ExitStack() as undo:
+        events = open_sink(board, config.kv_events_config)  # bad options show before the weights
+        undo.callback(events.close)
+        chosen = LOCAL_EXECUTOR if config.tensor_parallel_size == 1 else RANKS_EXECUTOR
+        executor = chosen.load()(board, config, model, progress=progress)
+        undo.callback(executor.close)
+        core, cache = build_core(config, executor, model.max_model_len, board, events)
+        undo.callback(core.close)
+        release_free_memory()
+        engine = _front_end(config, model, core, tokenizer)
+        undo.pop_all()
     return BuiltEngine(config, board, model, cache, tokenizer, engine, templates)
 
 
