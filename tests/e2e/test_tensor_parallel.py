@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import psutil
 import pytest
@@ -21,7 +22,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from pegboard import LLM, RequestOutput, SamplingParams
+from pegboard import LLM, RequestOutput, SamplingParams, __version__
 from pegboard.errors import ConfigError, EngineDeadError, PluginError, UnsupportedError
 from pegboard.plugins import Board, load_plugins
 from pegboard.plugins.lock import Lock
@@ -253,6 +254,85 @@ def test_ranks_compare_installed_plugins_with_the_lock_themselves(
             plugins_lock=lock,
         )
     assert psutil.Process().children() == before
+
+
+def test_ranks_load_the_plugins_of_the_engines_process_or_none(tmp_path: Path) -> None:
+    """Here the engine's process claims to have loaded another version of one of them."""
+    path = write_tiny_model(tmp_path)
+    before = psutil.Process().children()
+    board = load_plugins(role=("front", "engine"))
+    old = [
+        planned._replace(version="0.0.1") if planned.id == "cpu" else planned
+        for planned in board.plan.plugins
+    ]
+    board = attrs.evolve(board, plan=attrs.evolve(board.plan, plugins=tuple(old)))
+    with pytest.raises(PluginError, match=r"pegboard-platform-cpu 0\.0\.1 has the version"):
+        LLM(str(path), board=board, platform="cpu", tensor_parallel_size=2, max_model_len=64)
+    assert psutil.Process().children() == before
+
+
+WORKERS_ONLY = """
+import os
+import attrs
+from pegboard.api.hooks import hookimpl
+from pegboard.api.platform import Platform
+
+PEGBOARD_API = {"platform": 0}
+PEGBOARD_OVERRIDE = {"platform": ["cpu"]}
+PEGBOARD_PROCESSES = ("worker",)
+
+
+@attrs.frozen
+class Settings:
+    folder: str
+
+
+@hookimpl
+def pegboard_settings():
+    return Settings
+
+
+@hookimpl
+def pegboard_platforms():
+    probe = "pegboard_platform_cpu.runtime:probe"
+    return [Platform("cpu", probe, "workers_only:runtime", takes_settings=True)]
+
+
+def runtime(index, settings):
+    from pegboard_platform_cpu.runtime import CpuRuntime
+
+    open(os.path.join(settings.folder, f"rank-{index}-of-{os.getppid()}"), "x").close()
+    return CpuRuntime(index)
+"""
+
+
+def test_ranks_load_what_is_for_workers_with_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's process never imports it."""
+    site, seen = tmp_path / "site", tmp_path / "seen"
+    for folder in (site / "workers_only-1.0.dist-info", seen):
+        folder.mkdir(parents=True)
+    about = f"Name: workers-only\nVersion: 1.0\nRequires-Dist: pegboard-core=={__version__}\n"
+    (site / "workers_only-1.0.dist-info/METADATA").write_text(about)
+    entry = "[pegboard.platforms]\nworkers = workers_only\n"
+    (site / "workers_only-1.0.dist-info/entry_points.txt").write_text(entry)
+    (site / "workers_only.py").write_text(WORKERS_ONLY)
+    monkeypatch.syspath_prepend(str(site))
+    path = write_tiny_model(tmp_path / "model")
+    own = {"workers": {"folder": str(seen)}}
+    with LLM(
+        str(path),
+        platform="cpu",
+        tensor_parallel_size=2,
+        max_model_len=64,
+        plugin_config=own,
+    ) as llm:
+        state = {record.id: record.state for record in llm.board.plugins}["workers"]
+    assert state == "unused" and "workers_only" not in sys.modules
+    assert {file.name for file in seen.iterdir()} == {
+        f"rank-{rank}-of-{os.getpid()}" for rank in (0, 1)
+    }
 
 
 def test_what_cannot_be_shared_out_is_refused_before_a_rank_is_started(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_plugin_registers_into_several_surfaces(site: Any) -> None:
     @hookimpl
     def pegboard_platforms(ctx):
         ctx.logger.debug("asked")
-        yield platform(f"{ctx.plugin_id}-{ctx.distribution}-{ctx.version}-{ctx.role}")
+        yield platform(f"{ctx.plugin_id}-{ctx.distribution}-{ctx.version}-{'+'.join(ctx.roles)}")
 
     @hookimpl
     def pegboard_commands():

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import attrs
 
 from pegboard.api.descriptor import LazyRef, lazy_ref
+from pegboard.api.metrics import PluginMetrics
 from pegboard.errors import PluginError
 
 if TYPE_CHECKING:
@@ -112,6 +113,10 @@ class AttentionContext:
     platform: Mapping[str, Any] = attrs.field(factory=dict)
     features: frozenset[str] = frozenset()
     """Those that some layer of the model needs or the run asked for."""
+    settings: Any = None
+    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
+    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
+    """The plugin's own namespace of metrics."""
 
 
 @attrs.frozen(eq=False)

@@ -30,7 +30,8 @@ class CheckpointSource:
 
     `probe` refers to a function ``(path: str) -> bool`` that says, from names and at most a few
     bytes, whether this source is the one for `path` (a file or a directory that exists). `open`
-    refers to ``(path: str) -> Checkpoint``. Exactly one source may answer yes.
+    refers to ``(path: str) -> Checkpoint``, with `takes_settings` to ``(path: str, settings:
+    Any) -> Checkpoint``. Exactly one source may answer yes.
     """
 
     name: str
@@ -39,6 +40,8 @@ class CheckpointSource:
     open: LazyRef = attrs.field(converter=lazy_ref)
     stored_types: tuple[str, ...] = ()
     """Stored types that only this kind of file has, for ``pegboard plugins list``."""
+    takes_settings: bool = False
+    """`open` is given the plugin's own (`pegboard.api.hooks.Hooks.pegboard_settings`)."""
 
     def claims(self) -> tuple[str, ...]:
         return ()

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from pegboard.api.descriptor import LazyRef, lazy_ref
+from pegboard.api.metrics import PluginMetrics
 from pegboard.api.transfer import (
     Admitted,
     Allocated,
@@ -153,6 +154,10 @@ class SchedulerHalfContext:
     connector: Callable[[KVTransferConfig, tuple[Any, ...]], SchedulerHalf]
     """``connector(config, handshakes)`` builds the scheduler half of another connector as a child.
     Raises `MissingPluginError` or `UnsupportedError` as for a connector of its own."""
+    settings: Any = None
+    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
+    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
+    """The plugin's own namespace of metrics."""
 
 
 @attrs.frozen(eq=False)
@@ -166,6 +171,10 @@ class WorkerHalfContext:
     ranks: int
     connector: Callable[[KVTransferConfig], WorkerHalf]
     """Builds the worker half of another connector as a child; raises as the scheduler's does."""
+    settings: Any = None
+    """As in `SchedulerHalfContext`."""
+    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
+    """The plugin's own namespace of metrics."""
 
 
 class SchedulerHalf:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import attrs
 
-__all__ = ["PluginContext", "ProcessRole"]
+from pegboard.api.metrics import PluginMetrics
+
+__all__ = ["ROLES", "PluginContext", "ProcessRole"]
 
 ProcessRole = Literal["front", "engine", "worker"]
 """Where code runs: the process that takes requests, the one that plans steps, or one that holds a
 device."""
+
+ROLES: tuple[ProcessRole, ...] = ("front", "engine", "worker")
+"""All of them, which an engine in one process has at once."""
+
+
+def _roles(given: ProcessRole | Iterable[ProcessRole]) -> tuple[ProcessRole, ...]:
+    """One role or several, in the order of `ROLES`."""
+    wanted = {given} if isinstance(given, str) else set(given)
+    return tuple(role for role in ROLES if role in wanted)
 
 
 @attrs.frozen
@@ -23,8 +35,14 @@ class PluginContext:
     distribution: str
     """Distribution that installed it, in normal form."""
     version: str
-    role: ProcessRole
+    roles: tuple[ProcessRole, ...] = attrs.field(converter=_roles)
+    """What this process is."""
     core_version: str
+    settings: Any = None
+    """An instance of the class that the plugin's hook `pegboard_settings` returned; None in that
+    hook, and without it."""
+    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
+    """The plugin's namespace of metrics."""
 
     @property
     def logger(self) -> logging.Logger:

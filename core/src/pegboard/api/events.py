@@ -27,6 +27,7 @@ import attrs
 import msgspec
 
 from pegboard.api.descriptor import LazyRef, lazy_ref
+from pegboard.api.metrics import PluginMetrics
 
 __all__ = [
     "MEDIUM_DEVICE",
@@ -119,6 +120,10 @@ class PublisherSettings:
     and bad values with `ConfigError`."""
     rank: int = 0
     """Number of this engine among those that share one configuration; each publishes for itself."""
+    settings: Any = None
+    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
+    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
+    """The plugin's own namespace of metrics."""
 
 
 class Publisher(Protocol):

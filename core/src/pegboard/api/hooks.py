@@ -19,7 +19,7 @@ run needs it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pegboard.api.quant import QuantFormat
     from pegboard.api.scheduler import SchedulerClass
 
-__all__ = ["HOOK_SURFACES", "Hooks", "hookimpl", "hookspec"]
+__all__ = ["HOOK_SURFACES", "SETTINGS_HOOK", "Hooks", "hookimpl", "hookspec"]
 
 hookspec = pluggy.HookspecMarker("pegboard")
 hookimpl = pluggy.HookimplMarker("pegboard")
@@ -55,9 +55,24 @@ HOOK_SURFACES = {
 }
 """Which surface each hook registers into."""
 
+SETTINGS_HOOK = "pegboard_settings"
+"""The hook that registers nothing."""
+
 
 class Hooks:
     """The hook specifications."""
+
+    @hookspec(firstresult=True)
+    def pegboard_settings(self, ctx: PluginContext) -> type[Any] | None:
+        """The attrs class of the plugin's own settings, called before its other hooks.
+
+        Its fields are the keys that ``plugin_config={id: {key: value}}`` may have. Values are
+        structured by the types of the fields, strictly; unknown keys and wrong types are refused
+        by name, and so is what a validator of the class refuses. The instance is ``ctx.settings``
+        in the other hooks and `settings` of the object that each surface hands to the plugin's
+        code, in every process. A field without a default is a key that must be given.
+        """
+        return None
 
     @hookspec
     def pegboard_model_families(self, ctx: PluginContext) -> Iterable[ModelFamily]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from pegboard.api.descriptor import LazyRef, lazy_ref
+from pegboard.api.metrics import PluginMetrics
 
 if TYPE_CHECKING:
     import torch
@@ -91,6 +92,8 @@ class ConfigInput:
     tensor_shapes: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
     """Logical shapes by name, where the source has them; for sizes that old files state nowhere
     else."""
+    settings: Any = None
+    """The family's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
 
 
 @attrs.frozen
@@ -197,6 +200,10 @@ class BuildContext:
     max_positions: int | None = None
     """Longest sequence of this run (`max_model_len`), for tables by position; None: what the model
     was made for."""
+    settings: Any = None
+    """The family's own, as in `ConfigInput`."""
+    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
+    """The plugin's own namespace of metrics."""
 
 
 @attrs.frozen(eq=False)

@@ -47,7 +47,8 @@ class Platform:
     """Descriptor of a platform.
 
     `probe` refers to a function ``() -> ProbeResult`` that is quick, never raises and does not
-    import torch unless it must. `runtime` refers to a callable ``(index: int) -> DeviceRuntime``.
+    import torch unless it must. `runtime` refers to a callable ``(index: int) -> DeviceRuntime``,
+    with `takes_settings` to ``(index: int, settings: Any) -> DeviceRuntime``.
     Among usable platforms the highest
     `priority` wins, and a tie is an error that names both (the setting ``platform`` decides).
     """
@@ -56,6 +57,8 @@ class Platform:
     probe: LazyRef = attrs.field(converter=lazy_ref)
     runtime: LazyRef = attrs.field(converter=lazy_ref)
     priority: int = 0
+    takes_settings: bool = False
+    """`runtime` is given the plugin's own (`pegboard.api.hooks.Hooks.pegboard_settings`)."""
 
     def claims(self) -> tuple[str, ...]:
         return ()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import attrs
 
 from pegboard.api.descriptor import LazyRef, lazy_ref
+from pegboard.api.metrics import PluginMetrics
 from pegboard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,6 +72,10 @@ class QuantContext:
     """`DeviceRuntime.facts()`."""
     config: Mapping[str, Any] = attrs.field(factory=dict)
     """``quantization_config`` of the checkpoint, empty if it has none."""
+    settings: Any = None
+    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
+    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
+    """The plugin's own namespace of metrics."""
 
 
 @attrs.frozen

@@ -22,6 +22,7 @@ import msgspec
 
 from pegboard.api.events import KVEvent
 from pegboard.api.kv import KVCacheConfig
+from pegboard.api.metrics import PluginMetrics
 from pegboard.api.scheduler_class import SchedulerClass
 from pegboard.api.step import StepPlan, StepResult
 from pegboard.api.views import EngineOutput, EngineRequest
@@ -138,3 +139,7 @@ class SchedulerContext:
     connected: Any = None
     """With a KV connector, its scheduler half behind a guard: `pegboard.scheduler.guard.Connected`.
     None otherwise, and always for schedulers whose descriptor does not declare ``transfers``."""
+    settings: Any = None
+    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
+    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
+    """The plugin's own namespace of metrics."""

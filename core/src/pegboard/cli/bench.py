@@ -17,9 +17,12 @@ from pegboard.cli.options import (
     ExceptOption,
     LockOption,
     PlatformOption,
+    PluginConfigOption,
     RanksOption,
     StrictOption,
     TransferOption,
+    UnsafeOption,
+    engine_flags,
     engine_options,
     loading_bar,
 )
@@ -55,6 +58,8 @@ def latency(
     strict_plugins: StrictOption = None,
     plugins_lock: LockOption = None,
     no_plugins_except: ExceptOption = None,
+    plugin_config: PluginConfigOption = None,
+    unsafe_plugins: UnsafeOption = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="Engine settings, name=value.")
     ] = None,
@@ -72,17 +77,7 @@ def latency(
     for (name, bound), value in zip(least.items(), given, strict=True):
         if not bound <= value <= MAX_COUNT:
             raise ConfigError(f"--{name} {value} is not allowed: from {bound} to {MAX_COUNT}")
-    flags = {
-        "dtype": dtype,
-        "platform": platform,
-        "attention_backend": attention_backend,
-        "tensor_parallel_size": tensor_parallel_size,
-        "kv_events_config": kv_events_config,
-        "kv_transfer_config": kv_transfer_config,
-        "strict_plugins": strict_plugins,
-        "plugins_lock": plugins_lock,
-        "no_plugins_except": no_plugins_except,
-    }
+    flags = engine_flags(locals())
     settings = {
         "max_model_len": input_len + output_len,
         "max_num_seqs": max(batch_size, 8),

@@ -13,6 +13,7 @@ import typer
 
 from pegboard.config.aliases import ALIASES, canonical
 from pegboard.config.engine import EngineConfig, unknown_option
+from pegboard.config.plugin_config import plugin_config_of_words
 from pegboard.errors import ConfigError
 
 __all__ = [
@@ -22,9 +23,12 @@ __all__ = [
     "LoadingBar",
     "LockOption",
     "PlatformOption",
+    "PluginConfigOption",
     "RanksOption",
     "StrictOption",
     "TransferOption",
+    "UnsafeOption",
+    "engine_flags",
     "engine_options",
     "loading_bar",
 ]
@@ -57,6 +61,36 @@ ExceptOption = Annotated[
     str | None,
     typer.Option(help="A second allowlist beside VLLM_PLUGINS: load no plugins except these."),
 ]
+PluginConfigOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A plugin's setting, id.key=value, as JSON or text; may be repeated."),
+]
+UnsafeOption = Annotated[
+    bool | None,
+    typer.Option("--unsafe-plugins", help="Let plugins replace parts of the core."),
+]
+
+
+_FLAGS = (
+    "attention_backend",
+    "dtype",
+    "kv_events_config",
+    "kv_transfer_config",
+    "max_model_len",
+    "no_plugins_except",
+    "platform",
+    "plugin_config",
+    "plugins_lock",
+    "strict_plugins",
+    "tensor_parallel_size",
+    "unsafe_plugins",
+)
+"""Settings that have a flag of their own wherever a command names them as an argument."""
+
+
+def engine_flags(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a command's arguments, those that are settings of `EngineConfig`."""
+    return {name: arguments[name] for name in _FLAGS if name in arguments}
 
 
 def engine_options(pairs: list[str], flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,6 +102,8 @@ def engine_options(pairs: list[str], flags: Mapping[str, Any]) -> dict[str, Any]
     """
     kinds = {field.name: str(field.type) for field in attrs.fields(EngineConfig)}
     options = {name: value for name, value in flags.items() if value is not None}
+    if isinstance(words := options.get("plugin_config"), list):
+        options["plugin_config"] = plugin_config_of_words(words)
     aliased: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

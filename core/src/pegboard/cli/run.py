@@ -16,9 +16,12 @@ from pegboard.cli.options import (
     ExceptOption,
     LockOption,
     PlatformOption,
+    PluginConfigOption,
     RanksOption,
     StrictOption,
     TransferOption,
+    UnsafeOption,
+    engine_flags,
     engine_options,
     loading_bar,
 )
@@ -62,6 +65,8 @@ def run(
     strict_plugins: StrictOption = None,
     plugins_lock: LockOption = None,
     no_plugins_except: ExceptOption = None,
+    plugin_config: PluginConfigOption = None,
+    unsafe_plugins: UnsafeOption = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="Further engine settings, name=value."),
@@ -74,18 +79,7 @@ def run(
     if quiet:
         setup_logging(level="ERROR")
     sampling = _sampling(max_tokens, temperature, top_p, top_k, seed)
-    flags = {
-        "dtype": dtype,
-        "max_model_len": max_model_len,
-        "platform": platform,
-        "attention_backend": attention_backend,
-        "tensor_parallel_size": tensor_parallel_size,
-        "kv_events_config": kv_events_config,
-        "kv_transfer_config": kv_transfer_config,
-        "strict_plugins": strict_plugins,
-        "plugins_lock": plugins_lock,
-        "no_plugins_except": no_plugins_except,
-    }
+    flags = engine_flags(locals())
     settings = engine_options(option or [], flags)
     text = read_input() if prompt == "-" else prompt
     with loading_bar(quiet) as progress, LLM(model, progress=progress, **settings) as llm:

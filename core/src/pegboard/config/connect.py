@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pegboard.api.connector import KVConnector, KVTransferConfig
 from pegboard.api.kv import KVGroup, KVLayout
@@ -12,7 +12,7 @@ from pegboard.errors import SelectionError, UnsupportedError
 if TYPE_CHECKING:
     from pegboard.plugins import Board
 
-__all__ = ["accepted_layouts", "check_layouts", "require_connector"]
+__all__ = ["accepted_layouts", "check_layouts", "identity_for", "require_connector"]
 
 _UNCACHED = ("cross", "encoder-only")
 
@@ -31,6 +31,13 @@ def require_connector(
     )
     _check_groups(connector, groups)
     return connector
+
+
+def identity_for(
+    board: Board, identity: Mapping[str, Any], connector: KVConnector
+) -> dict[str, Any]:
+    """An engine's identity for this connector: what it stores is its own, and its version's."""
+    return {**identity, "connector": board.signatures([("connector", connector.name)])}
 
 
 def _check_groups(connector: KVConnector, groups: Sequence[KVGroup]) -> None:

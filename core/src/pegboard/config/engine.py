@@ -7,7 +7,7 @@ context, its dtype) is decided later and lives in `ResolvedModel`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import attrs
@@ -15,6 +15,7 @@ import attrs
 from pegboard.api.transfer_config import KVTransferConfig
 from pegboard.config.aliases import ALIASES, canonical
 from pegboard.config.kv_events import KVEventsConfig, parse_kv_events
+from pegboard.config.plugin_config import parse_plugin_config
 from pegboard.errors import ConfigError
 
 __all__ = ["EngineConfig", "unknown_option"]
@@ -225,6 +226,12 @@ class EngineConfig:
     )
     """Path of a file made by ``pegboard plugins lock``: the engine starts only if the installed
     plugins are those."""
+    plugin_config: Mapping[str, Mapping[str, Any]] = attrs.field(
+        default={}, converter=parse_plugin_config
+    )
+    """Settings of plugins: ``{id: {key: value}}``, or its JSON."""
+    unsafe_plugins: bool = attrs.field(default=False, validator=_boolean)
+    """Let plugins replace parts of the core. What they replace is reported."""
 
     @watermark.validator
     def _check_watermark(self, field: attrs.Attribute[Any], value: object) -> None:

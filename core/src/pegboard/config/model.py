@@ -114,7 +114,8 @@ def _understand(
         raise CheckpointError(_no_weights(checkpoint))
     family, architecture = _family(board, checkpoint)
     check_layer_counts(checkpoint)
-    family_config = _family_config(family, architecture, checkpoint)
+    settings = board.settings("model", family.name)
+    family_config = _family_config(family, architecture, checkpoint, settings)
     facts = family_config.facts
     check_facts(family.name, facts)
     check_ranks(config.tensor_parallel_size, family, facts)
@@ -172,13 +173,16 @@ def _family(board: Board, checkpoint: Checkpoint) -> tuple[ModelFamily, str]:
     return board.require("model", first, wanted_by=checkpoint.path), claims[first]
 
 
-def _family_config(family: ModelFamily, architecture: str, checkpoint: Checkpoint) -> FamilyConfig:
+def _family_config(
+    family: ModelFamily, architecture: str, checkpoint: Checkpoint, settings: Any
+) -> FamilyConfig:
     source = ConfigInput(
         raw=checkpoint.config,
         kind=checkpoint.kind,
         architecture=architecture,
         tensor_names=frozenset(checkpoint.tensors),
         tensor_shapes={name: tensor.shape for name, tensor in checkpoint.tensors.items()},
+        settings=settings,
     )
     family_config: FamilyConfig = family.config.load()(source)
     return family_config

@@ -14,4 +14,6 @@ def policy_of(config: EngineConfig) -> LoadPolicy:
         strict=config.strict_plugins,
         only=config.no_plugins_except,
         lock=config.plugins_lock,
+        plugin_config=config.plugin_config,
+        unsafe=config.unsafe_plugins,
     )

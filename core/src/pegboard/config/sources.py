@@ -178,7 +178,9 @@ def _unreadable_directory(path: str, sources: list[CheckpointSource]) -> str:
 def open_checkpoint(board: Board, model: str, revision: str | None = None) -> Checkpoint:
     """Find a checkpoint and open it with the source that reads it. Raises what its parts raise."""
     path = find_checkpoint(model, revision)
-    checkpoint: Checkpoint = select_source(board, path).open.load()(path)
+    source = select_source(board, path)
+    more = (board.settings("checkpoint", source.name),) if source.takes_settings else ()
+    checkpoint: Checkpoint = source.open.load()(path, *more)
     return checkpoint
 
 

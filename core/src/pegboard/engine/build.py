@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from pegboard.api.context import ROLES, ProcessRole
 from pegboard.api.descriptor import LazyRef
 from pegboard.api.executor import Executor
 from pegboard.api.kv import KVCacheConfig
@@ -70,15 +71,30 @@ def build_engine(
     """Discover, resolve, load, size, warm up.
 
     `progress` is called with (bytes loaded, bytes in all) while weights stream in. With several
-    ranks each discovers plugins anew, whatever `board` is. Errors:
-    `ConfigError`,
-    `CheckpointError`, `UnsupportedError`, `MissingPluginError`, `SelectionError`, `ResourceError`.
+    ranks each loads what the board's plan says, without what the program brought itself. Errors:
+    `ConfigError`, `CheckpointError`, `UnsupportedError`, `MissingPluginError`, `SelectionError`,
+    `ResourceError`.
     """
     own_template = read_template(config.chat_template)
     if board is None:
-        board = load_plugins(policy=policy_of(config))
+        board = load_plugins(policy=policy_of(config), role=_roles(config))
     elif config.plugins_lock is not None:
         board.check_lock(config.plugins_lock)
+    with ExitStack() as undo:
+        with board.watched():
+            built = _build(config, board, own_template, progress)
+            undo.callback(built.engine.close)
+        undo.pop_all()
+    return built
+
+
+def _build(
+    config: EngineConfig,
+    board: Board,
+    own_template: str | None,
+    progress: Callable[[int, int], Any] | None,
+) -> BuiltEngine:
+    """All of it, from the plugins of `board`."""
     model = resolve_model(board, config)
     if config.kv_transfer_config is not None:  # before any weight is read
         groups = form_groups(model.facts.kv_slots, config.block_size)
@@ -101,6 +117,11 @@ def build_engine(
         undo.pop_all()
     announce(board, model, used)
     return BuiltEngine(config, board, model, cache, tokenizer, engine, templates, used)
+
+
+def _roles(config: EngineConfig) -> tuple[ProcessRole, ...]:
+    """What this process is: everything, unless ranks have processes of their own."""
+    return ROLES if config.tensor_parallel_size == 1 else ("front", "engine")
 
 
 def _front_end(

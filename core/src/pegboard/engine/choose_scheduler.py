@@ -48,7 +48,7 @@ def make_scheduler(
             f"scheduler {found.name} does not declare that it serves a KV connector"
         )
     make = partial(SchedulerContext, config, cache, connected=connected)
-    return _build(found.build, board, make), found
+    return _build(found, board, make), found
 
 
 def _find(board: Board, wanted: str) -> SchedulerClass:
@@ -66,15 +66,17 @@ def _find(board: Board, wanted: str) -> SchedulerClass:
 
 
 def _build(
-    target: LazyRef, board: Board | None, make: Callable[..., SchedulerContext]
+    chosen: SchedulerClass, board: Board | None, make: Callable[..., SchedulerContext]
 ) -> Scheduler:
-    """Load and call `target` with ``make(build=…)``."""
+    """Load and call the scheduler's maker with ``make(build=…)`` and what is the plugin's own."""
+    target = chosen.build
 
     def build(name: str) -> Scheduler:
-        inner = _OWN.build if board is None else _find_registered(board, name, target)
+        inner = _OWN if board is None else _find_registered(board, name, target)
         return _build(inner, board, make)
 
-    scheduler = _call(target, make(build=build))
+    own = {} if board is None else board.handed("scheduler", chosen.name)
+    scheduler = _call(target, make(build=build, **own))
     missing = [name for name in _METHODS if not callable(getattr(scheduler, name, None))]
     if missing:
         raise PluginError(
@@ -97,6 +99,6 @@ def _call(target: LazyRef, context: SchedulerContext) -> Any:
         raise PluginError(f"{target} made no scheduler: {type(error).__name__}: {error}") from error
 
 
-def _find_registered(board: Board, name: str, wanted_by: LazyRef) -> LazyRef:
-    found: LazyRef = board.require("scheduler", name, wanted_by=str(wanted_by)).build
+def _find_registered(board: Board, name: str, wanted_by: LazyRef) -> SchedulerClass:
+    found: SchedulerClass = board.require("scheduler", name, wanted_by=str(wanted_by))
     return found

@@ -14,7 +14,7 @@ from pegboard.api.connector import (
     SchedulerHalfContext,
 )
 from pegboard.api.kv import KVCacheConfig
-from pegboard.config.connect import require_connector
+from pegboard.config.connect import identity_for, require_connector
 from pegboard.errors import PluginError
 from pegboard.kv import KVManager
 from pegboard.scheduler.guard import Connected
@@ -54,10 +54,11 @@ class _Builder:
                 groups=self.cache.groups,
                 unit=books.unit,
                 border=books.border,
-                identity=self.link.identity,
+                identity=identity_for(self.board, self.link.identity, connector),
                 handshakes=handshakes,
                 longest=longest,
                 connector=self.build,
+                **self.board.handed("connector", connector.name),
             )
         )
         if not isinstance(half, SchedulerHalf):

@@ -92,7 +92,9 @@ def open_sink(board: Board, config: KVEventsConfig | None) -> EventSink:
     if config is None or not config.active:
         return NullSink()
     descriptor = choose_publisher(board, config)
-    publisher = descriptor.open.load()(PublisherSettings(options=config.options))
+    publisher = descriptor.open.load()(
+        PublisherSettings(options=config.options, **board.handed("events", descriptor.name))
+    )
     return PublisherSink(publisher)
 
 

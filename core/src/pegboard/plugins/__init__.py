@@ -11,6 +11,7 @@ from __future__ import annotations
 from pegboard.plugins.allowlist import VARIABLE, Allowlist
 from pegboard.plugins.board import Board
 from pegboard.plugins.loader import build_board, load_plugins
+from pegboard.plugins.plan import PluginPlan
 from pegboard.plugins.policy import LoadPolicy
 from pegboard.plugins.record import GROUPS, PluginRecord, PluginState, Registration
 from pegboard.plugins.registry import Provenance, Registry
@@ -21,6 +22,7 @@ __all__ = [
     "Allowlist",
     "Board",
     "LoadPolicy",
+    "PluginPlan",
     "PluginRecord",
     "PluginState",
     "Provenance",

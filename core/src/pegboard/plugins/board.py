@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from pegboard.api.metrics import MetricSet, PluginMetrics
 from pegboard.errors import DuplicateError, MissingPluginError, PluginError
 from pegboard.plugins.absence import explain_absence, explain_missing, surface_words
 from pegboard.plugins.allowlist import Allowlist
+from pegboard.plugins.conduct import Conduct
 from pegboard.plugins.first_party import FirstParty
+from pegboard.plugins.plan import PluginPlan
 from pegboard.plugins.record import Candidate, PluginRecord
-from pegboard.plugins.registry import Registry
+from pegboard.plugins.registry import Provenance, Registry
 
 if TYPE_CHECKING:
     from pegboard.plugins.report import Used
@@ -29,10 +33,16 @@ class Board:
     core: PluginRecord
     """The core, as the provider of what it registers itself."""
     allowlist: Allowlist
+    plan: PluginPlan = attrs.field(repr=False)
+    """What was loaded, for other processes to load the same."""
+    metrics: MetricSet = attrs.field(repr=False)
+    """What plugins count in this process, by names ``pegboard_plugin_<id>_<name>``."""
+    _conduct: Conduct = attrs.field(repr=False)
     notices: tuple[str, ...] = ()
     """Sentences for the operator about the allowlist, stale metadata and failed plugins."""
     _registries: Mapping[str, Registry[Any]] = attrs.field(factory=dict, repr=False)
     _contested: Mapping[tuple[str, str], str] = attrs.field(factory=dict, repr=False)
+    _settings: Mapping[Provenance, Any] = attrs.field(factory=dict, repr=False)
     _first_party: Callable[[], Sequence[FirstParty]] = attrs.field(default=tuple, repr=False)
     """Reads the list: only errors and a few allowlists want it."""
     _candidates: tuple[Candidate, ...] = attrs.field(default=(), repr=False)
@@ -130,6 +140,38 @@ class Board:
         from pegboard.plugins.report import plugin_report  # start-up must be quick
 
         return plugin_report(self, used)
+
+    def watched(self) -> AbstractContextManager[None]:
+        """A context for the building of an engine, which imports the lazy parts of plugins.
+
+        Its end raises `PluginError` where the core was patched meanwhile, unless unsafe plugins are
+        allowed; the patch is undone.
+        """
+        ready = (record for record in self.plugins if record.state == "ready")
+        return self._conduct.building({r.module.partition(".")[0]: f"plugin {r}" for r in ready})
+
+    def settings(self, surface: str, key: str) -> Any:
+        """The settings of the plugin that registered this name or claim; None if it has none, and
+        for what nobody registered."""
+        registry = self.registry(surface)
+        return self._settings.get(registry.provenance(key)) if key in registry else None
+
+    def signatures(self, used: Iterable[tuple[str, str]]) -> list[str]:
+        """A line for each plugin that registered one of these (surface, name) pairs, sorted: what
+        it is called, its version, and a digest of the settings that were given to it. Where they
+        are equal in two processes, the same plugins worked in the same way."""
+        records = {self.provenance(surface, name) for surface, name in used}
+        return sorted(
+            f"{record} {self.plan.digest([record.id])[:16]}" for record in records - {self.core}
+        )
+
+    def handed(self, surface: str, key: str) -> dict[str, Any]:
+        """What the context objects of a surface hand to the plugin that registered this name or
+        claim: its `settings` and its `metrics`."""
+        registry = self.registry(surface)
+        owner = registry.provenance(key).entry_point if key in registry else "core"
+        metrics = PluginMetrics(owner, self.metrics)
+        return {"settings": self.settings(surface, key), "metrics": metrics}
 
     def allows_module(self, path: str) -> bool:
         """Whether the allowlist lets a class named by module path be imported.

@@ -12,19 +12,23 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+import attrs
 import pluggy
 
 from pegboard.api.context import PluginContext
 from pegboard.api.descriptor import Descriptor, LazyRef
-from pegboard.api.hooks import HOOK_SURFACES, Hooks
+from pegboard.api.hooks import HOOK_SURFACES, SETTINGS_HOOK, Hooks
 from pegboard.errors import PluginError
+from pegboard.plugins.conduct import Conduct, Observed
 from pegboard.plugins.nearest import nearest
+from pegboard.plugins.settings import build_settings
 
-__all__ = ["DESCRIPTOR_TYPES", "collect"]
+__all__ = ["DESCRIPTOR_TYPES", "Offer", "collect"]
 
 PROJECT = "pegboard"
+HOOKS = (*HOOK_SURFACES, SETTINGS_HOOK)
 
 DESCRIPTOR_TYPES = MappingProxyType(
     {
@@ -43,19 +47,45 @@ DESCRIPTOR_TYPES = MappingProxyType(
 """What the hook of each surface must return, imported only when a hook returned something."""
 
 
-def collect(
-    module_name: str, declared: Mapping[str, int], ctx: PluginContext
-) -> list[tuple[str, Descriptor]]:
-    """Import the module, check its hooks and call them; returns (surface, descriptor) pairs.
+class Offer(NamedTuple):
+    """What a plugin has to offer."""
 
-    Raises `PluginError` for a broken rule and whatever the plugin itself raises, `SystemExit`
-    included.
+    pairs: list[tuple[str, Descriptor]]
+    """(surface, descriptor)"""
+    settings: Any
+    """An instance of its settings class; None without one."""
+    seen: Observed
+
+
+def collect(
+    module_name: str,
+    declared: Mapping[str, int],
+    ctx: PluginContext,
+    given: Mapping[str, Any] | None,
+    conduct: Conduct,
+) -> Offer:
+    """Import the module, check its hooks and call them, with the settings made from `given`, while
+    `conduct` watches.
+
+    Raises `PluginError` for a broken rule, `SettingsError` for settings that are not allowed and
+    whatever the plugin itself raises, `SystemExit` included.
     """
-    with _imports_undone_on_error(module_name):
+    with _imports_undone_on_error(module_name), conduct.watching() as seen:
         module = importlib.import_module(module_name)
         callers = _hook_callers(module, module_name)
         _check_declared(callers, declared)
-        return [pair for caller in callers for pair in _call(caller, ctx)]
+        settings = build_settings(_settings_class(callers, ctx), ctx.plugin_id, given)
+        ctx = attrs.evolve(ctx, settings=settings)
+        asked = (caller for caller in callers if caller.name != SETTINGS_HOOK)
+        pairs = [pair for caller in asked for pair in _call(caller, ctx)]
+    return Offer(pairs, settings, seen)
+
+
+def _settings_class(callers: Iterable[pluggy.HookCaller], ctx: PluginContext) -> Any:
+    for caller in callers:
+        if caller.name == SETTINGS_HOOK:
+            return caller(ctx=ctx)
+    return None
 
 
 @contextmanager
@@ -93,7 +123,7 @@ def _hook_callers(module: ModuleType, module_name: str) -> list[pluggy.HookCalle
 
 
 def _check_unmarked(module: ModuleType, module_name: str) -> None:
-    for name in HOOK_SURFACES:
+    for name in HOOKS:
         function = getattr(module, name, None)
         if callable(function) and not hasattr(function, f"{PROJECT}_impl"):
             raise PluginError(
@@ -105,15 +135,15 @@ def _check_known(caller: pluggy.HookCaller) -> None:
     """A hook that no specification names is a spelling mistake, unless marked ``optionalhook``."""
     if caller.has_spec() or all(impl.optionalhook for impl in caller.get_hookimpls()):
         return
-    near = nearest(caller.name, HOOK_SURFACES, cutoff=0.4)
-    hint = f"; the nearest hook is {near!r}" if near else f"; hooks are {', '.join(HOOK_SURFACES)}"
+    near = nearest(caller.name, HOOKS, cutoff=0.4)
+    hint = f"; the nearest hook is {near!r}" if near else f"; hooks are {', '.join(HOOKS)}"
     raise PluginError(f"there is no hook {caller.name!r}{hint}")
 
 
 def _check_declared(callers: Iterable[pluggy.HookCaller], declared: Mapping[str, int]) -> None:
     for caller in callers:
-        surface = HOOK_SURFACES[caller.name]
-        if surface not in declared:
+        surface = HOOK_SURFACES.get(caller.name)
+        if surface is not None and surface not in declared:
             raise PluginError(
                 f"hook {caller.name!r} registers into the surface {surface!r}, which PEGBOARD_API "
                 "does not declare "
@@ -135,7 +165,13 @@ def _call(caller: pluggy.HookCaller, ctx: PluginContext) -> Iterator[tuple[str, 
                 f"{_kind(answer)}"
             )
         for item in answer:
-            yield surface, _checked(item, surface, caller.name)
+            checked = _checked(item, surface, caller.name)
+            if surface == "ops" and not checked.name.startswith(f"{ctx.plugin_id}."):
+                raise PluginError(
+                    f"op versions of this plugin are called {ctx.plugin_id!r}, a dot and a name; "
+                    f"hook {caller.name!r} returned {checked.name!r}"
+                )
+            yield surface, checked
 
 
 def _checked(item: Any, surface: str, hook: str) -> Descriptor:

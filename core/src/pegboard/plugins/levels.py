@@ -8,47 +8,15 @@ the core's exact version.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 
 from pegboard.api.levels import API_LEVELS
-from pegboard.errors import PluginError
-from pegboard.plugins.modules import parse_module
+from pegboard.plugins.declared import LEVELS, IncompatibleError
 from pegboard.plugins.nearest import nearest
 from pegboard.plugins.record import CORE_DISTRIBUTION, Candidate, normal_form
 
-__all__ = ["IncompatibleError", "check_levels", "declared_levels"]
-
-NAME = "PEGBOARD_API"
-
-
-class IncompatibleError(PluginError):
-    """The plugin was written for another core; the message says what to change."""
-
-
-def declared_levels(module: str) -> Mapping[str, int]:
-    """The declaration of a module, from its syntax tree.
-
-    Raises `PluginError` if the source cannot be read, `IncompatibleError` if the declaration is
-    missing or malformed.
-    """
-    values = [v for node in parse_module(module).body if (v := _assigned(node)) is not None]
-    if not values:
-        raise IncompatibleError(
-            f"module {module!r} declares no API level; add a line such as {NAME} = {_example()} "
-            f"naming the surfaces it registers into"
-        )
-    try:
-        levels = ast.literal_eval(values[-1])
-    except ValueError:
-        levels = None
-    if not _well_formed(levels):
-        raise IncompatibleError(
-            f"{NAME} in module {module!r} must be a literal such as {_example()}: "
-            f"a non-empty dict of surface name to whole number"
-        )
-    return dict(sorted(levels.items()))
+__all__ = ["IncompatibleError", "check_levels"]
 
 
 def check_levels(
@@ -68,30 +36,6 @@ def check_levels(
     return _check_pin(candidate, core_version)
 
 
-def _assigned(node: ast.stmt) -> ast.expr | None:
-    """The value that a module-level statement assigns to the declaration, if it does."""
-    if isinstance(node, ast.Assign):
-        targets = node.targets
-    elif isinstance(node, ast.AnnAssign):
-        targets = [node.target]
-    else:
-        return None
-    named = any(isinstance(t, ast.Name) and t.id == NAME for t in targets)
-    return node.value if named else None
-
-
-def _well_formed(levels: object) -> bool:
-    return (
-        isinstance(levels, dict)
-        and bool(levels)
-        and all(type(k) is str and type(v) is int and v >= 0 for k, v in levels.items())
-    )
-
-
-def _example() -> str:
-    return f'{{"model": {API_LEVELS["model"]}}}'
-
-
 def _check_level(
     candidate: Candidate, surface: str, level: int, supported: Mapping[str, int]
 ) -> None:
@@ -99,7 +43,7 @@ def _check_level(
         near = nearest(surface, supported)
         hint = f" (nearest: {near!r})" if near else ""
         raise IncompatibleError(
-            f"{NAME} names the surface {surface!r}{hint}, which this core does not have; it has "
+            f"{LEVELS} names the surface {surface!r}{hint}, which this core does not have; it has "
             f"{', '.join(sorted(supported))}. Correct the name or upgrade {CORE_DISTRIBUTION}"
         )
     ours = supported[surface]

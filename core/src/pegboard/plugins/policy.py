@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 
 __all__ = ["USUAL", "LoadPolicy"]
@@ -17,6 +20,10 @@ class LoadPolicy:
     """A further allowlist beside the variable's; None: there is none."""
     lock: str | None = None
     """Path of a file made by ``pegboard plugins lock``; what differs from it is not imported."""
+    plugin_config: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    """By plugin id, the values of its settings by name."""
+    unsafe: bool = False
+    """A plugin may replace parts of the core; else that is a failure, and undone."""
 
 
 USUAL = LoadPolicy()

@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import attrs
 
+from pegboard.api.context import ROLES
+
 __all__ = [
     "CORE_DISTRIBUTION",
     "GROUPS",
@@ -123,7 +125,7 @@ class PluginRecord:
     """Wall time of importing its module and calling its hooks; 0 if it was not imported."""
     notes: tuple[str, ...] = ()
     """Warnings that do not stop it."""
-    processes: tuple[str, ...] = ("front", "engine", "worker")
+    processes: tuple[str, ...] = ROLES
     """Where it declares to be loaded."""
 
     @property

@@ -10,8 +10,9 @@ import attrs
 
 from pegboard.api.descriptor import Descriptor
 from pegboard.errors import DuplicateError
+from pegboard.plugins.record import PluginRecord
 
-__all__ = ["Clash", "ClashError", "Entry", "Provenance", "Registry", "keys_of"]
+__all__ = ["Clash", "ClashError", "Entry", "Provenance", "Registry", "Shadow", "keys_of"]
 
 T = TypeVar("T", bound=Descriptor)
 
@@ -36,6 +37,8 @@ class Entry(Generic[T]):
 
     descriptor: T
     provenance: Provenance
+    overrides: frozenset[str] = frozenset()
+    """Keys that it takes from whoever else has them."""
 
 
 class Clash(NamedTuple):
@@ -53,6 +56,28 @@ class Clash(NamedTuple):
             f"{self.surface} {self.key!r} is registered by both {self.first} "
             f"({self.first.entry_point}) "
             f"and {self.second} ({self.second.entry_point})"
+        )
+
+
+class Shadow(NamedTuple):
+    """A descriptor of which another plugin overrides something."""
+
+    surface: str
+    name: str
+    keys: tuple[str, ...]
+    """Those of its keys that lead to the other plugin."""
+    whole: bool
+    """It is off the board: its name, or all of its claims, are among them."""
+    owner: Provenance
+    by: Provenance
+
+    def hides(self, record: PluginRecord) -> bool:
+        """Whether the descriptor is this plugin's."""
+        owner = self.owner
+        return (owner.distribution, owner.entry_point, owner.group) == (
+            record.distribution,
+            record.id,
+            record.group,
         )
 
 
@@ -74,7 +99,9 @@ class Registry(Generic[T]):
     """The descriptors of one surface. Immutable: `extended` returns a new one.
 
     Names and claims share one namespace, in which every key leads to one descriptor. Iteration is
-    in order of registration: the core's own first, then plugins by group, name and distribution.
+    in order of registration: the core's own first, then plugins in the order of their loading. A
+    key that several have is a clash, unless just one of them overrides it. A descriptor whose name
+    or whose every claim is overridden is off the board.
     """
 
     def __init__(self, surface: str, entries: Iterable[Entry[T]] = ()) -> None:
@@ -84,7 +111,14 @@ class Registry(Generic[T]):
         by_key, clashes = _index(surface, self._entries)
         if clashes:
             raise ClashError(clashes)
-        self._by_key: Mapping[str, Entry[T]] = MappingProxyType(by_key)
+        self._shadows = _shadows(surface, self._entries, by_key)
+        gone = {(s.name, s.owner) for s in self._shadows if s.whole}
+        self._live = tuple(
+            e for e in self._entries if (e.descriptor.name, e.provenance) not in gone
+        )
+        self._by_key: Mapping[str, Entry[T]] = MappingProxyType(
+            {k: e for k, e in by_key.items() if (e.descriptor.name, e.provenance) not in gone}
+        )
 
     def clashes(self, entries: Sequence[Entry[T]]) -> tuple[Clash, ...]:
         """What stands against adding these entries."""
@@ -108,7 +142,7 @@ class Registry(Generic[T]):
 
     def names(self) -> tuple[str, ...]:
         """Names, without claims, in order."""
-        return tuple(entry.descriptor.name for entry in self._entries)
+        return tuple(entry.descriptor.name for entry in self._live)
 
     def keys(self) -> tuple[str, ...]:
         """Names and claims, in order."""
@@ -116,13 +150,17 @@ class Registry(Generic[T]):
 
     def entries(self) -> tuple[Entry[T], ...]:
         """Descriptors with their provenance, in order."""
-        return self._entries
+        return self._live
+
+    def shadows(self) -> tuple[Shadow, ...]:
+        """Descriptors of which another plugin overrides something."""
+        return self._shadows
 
     def __iter__(self) -> Iterator[T]:
-        return (entry.descriptor for entry in self._entries)
+        return (entry.descriptor for entry in self._live)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._live)
 
     def __contains__(self, key: object) -> bool:
         return key in self._by_key
@@ -134,12 +172,31 @@ class Registry(Generic[T]):
 def _index(
     surface: str, entries: Iterable[Entry[T]]
 ) -> tuple[dict[str, Entry[T]], tuple[Clash, ...]]:
-    """Entries by key, the first of each; and every key that comes again."""
-    by_key: dict[str, Entry[T]] = {}
-    clashes = []
+    """Entries by key, of each the first or the one that overrides the others; and every key that
+    more than one may have."""
+    users: dict[str, list[Entry[T]]] = {}
     for entry in entries:
         for key in keys_of(entry.descriptor):
-            first = by_key.setdefault(key, entry)
-            if first is not entry:
-                clashes.append(Clash(surface, key, first.provenance, entry.provenance))
+            users.setdefault(key, []).append(entry)
+    by_key: dict[str, Entry[T]] = {}
+    clashes: list[Clash] = []
+    for key, claimants in users.items():
+        takers = [entry for entry in claimants if key in entry.overrides]
+        first, *others = takers or claimants
+        by_key[key] = first
+        clashes += (Clash(surface, key, first.provenance, o.provenance) for o in others)
     return by_key, tuple(clashes)
+
+
+def _shadows(
+    surface: str, entries: Iterable[Entry[T]], by_key: Mapping[str, Entry[T]]
+) -> tuple[Shadow, ...]:
+    found = []
+    for entry in entries:
+        name, *claims = keys_of(entry.descriptor)
+        lost = [key for key in (name, *claims) if by_key[key] is not entry]
+        if lost:
+            whole = name in lost or (bool(claims) and set(claims) <= set(lost))
+            by = by_key[lost[0]].provenance
+            found.append(Shadow(surface, name, tuple(lost), whole, entry.provenance, by))
+    return tuple(found)

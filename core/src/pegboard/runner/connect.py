@@ -16,7 +16,7 @@ from pegboard.api.connector import (
     WorkerHalfContext,
 )
 from pegboard.api.kv import KVCacheConfig, KVLayout, KVTensors
-from pegboard.config.connect import check_layouts, require_connector
+from pegboard.config.connect import check_layouts, identity_for, require_connector
 from pegboard.errors import PluginError
 from pegboard.runner.transfers import Worker
 
@@ -66,7 +66,12 @@ class _Builder:
         check_layouts(connector, self.layouts)
         half = connector.worker.load()(
             WorkerHalfContext(
-                config=config, identity=self.identity, rank=0, ranks=1, connector=self.build
+                config=config,
+                identity=identity_for(self.board, self.identity, connector),
+                rank=0,
+                ranks=1,
+                connector=self.build,
+                **self.board.handed("connector", connector.name),
             )
         )
         if not isinstance(half, WorkerHalf):

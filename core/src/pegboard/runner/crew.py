@@ -23,6 +23,7 @@ from pegboard.api.step import LateInputs, StepPlan, StepResult
 from pegboard.config.engine import EngineConfig
 from pegboard.errors import EngineDeadError, PegboardError
 from pegboard.logging import get_logger
+from pegboard.plugins.plan import PluginPlan
 from pegboard.runner import wire
 from pegboard.runner.place import RankPlace
 
@@ -75,7 +76,7 @@ class Crew:
     raises it.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, plan: PluginPlan) -> None:
         self._owner = os.getpid()
         self._folder = tempfile.mkdtemp(prefix="pegboard-ranks-")
         self._answers: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
@@ -93,7 +94,7 @@ class Crew:
             self._ranks += (_Rank(number) for number in range(world))
             for rank in self._ranks:
                 place = RankPlace(rank.number, world, address)
-                _give(rank, wire.pack(wire.START, (config, place, wire.log_level())))
+                _give(rank, wire.pack(wire.START, (config, plan, place, wire.log_level())))
         except BaseException:
             self._kill()
             raise

@@ -24,11 +24,14 @@ def engine_identity(
     cache: KVCacheConfig,
     layouts: Sequence[KVLayout],
     weights: str,
+    plugins: Sequence[str],
 ) -> dict[str, Any]:
     """Plain data; engines for which it is equal compute the same block for the same key.
 
-    `weights` stands for all bytes of the weights: `WeightSums.digest`, or what decides random ones.
-    It says nothing of where they lie, so that two machines with copies of one checkpoint agree.
+    `weights` stands for all bytes of the weights: `WeightSums.digest`, or what decides random ones;
+    nothing is said of where they lie, so that two machines with copies of one checkpoint agree.
+    `plugins` are those that had a part in the blocks, with versions and settings
+    (`pegboard.plugins.Board.signatures`).
     """
     return {
         "engine": __version__,
@@ -46,6 +49,7 @@ def engine_identity(
         "groups": [_group(group) for group in cache.groups],
         "layouts": [[layout.name, *layout.axes] for layout in layouts],
         "ranks": 1,
+        "plugins": list(plugins),
     }
 
 

@@ -16,6 +16,7 @@ from pegboard.config.engine import EngineConfig
 from pegboard.config.fit import DeviceMemory, check_fit
 from pegboard.config.model import ResolvedModel
 from pegboard.nn import Attention, Weighted
+from pegboard.nn.optable import PLAIN
 from pegboard.runner.connect import connect_worker
 from pegboard.runner.identity import engine_identity
 from pegboard.runner.memory import allocating, step_peak
@@ -66,6 +67,8 @@ class LocalExecutor:
         self._thread: StepThread | None = None
         self._sums: WeightSums | None = None
         """Of the weights; only a KV connector needs them."""
+        self._formats: set[str] = set()
+        """Quantisations that own layers."""
 
     @property
     def max_in_flight(self) -> int:
@@ -104,6 +107,7 @@ class LocalExecutor:
                 progress=self._progress,
                 parallel=opened.parallel,
                 sums=self._sums,
+                formats=self._formats,
             )
 
     def kv_slots(self) -> tuple[KVSlot, ...]:
@@ -183,11 +187,32 @@ class LocalExecutor:
             wanted,
             runner.cache,
             runner.storage,
-            engine_identity(opened.model, self._config, runner.cache, layouts, weights),
+            engine_identity(
+                opened.model,
+                self._config,
+                runner.cache,
+                layouts,
+                weights,
+                self._board.signatures(self._parts()),
+            ),
             opened.device,
         )
         runner.connect(worker)
         return link
+
+    def _parts(self) -> set[tuple[str, str]]:
+        """(surface, name) of what is on the board and has a part in the content of blocks."""
+        opened = self._device()
+        backends = {name for one in opened.attention for name in one.backend.name.split("+")}
+        found = {
+            "attention": backends & set(self._board.registry("attention").names()),
+            "checkpoint": {opened.model.checkpoint.kind},
+            "model": {opened.model.family.name},
+            "ops": set(opened.ops.choices().values()) - {PLAIN},
+            "platform": {opened.platform},
+            "quant": self._formats,
+        }
+        return {(surface, name) for surface, names in found.items() for name in names}
 
     def facts(self) -> dict[str, Any]:
         opened = self._device()

@@ -21,8 +21,8 @@ from pegboard.api.executor import Pending
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import resolve_model
 from pegboard.config.plugin_policy import policy_of
-from pegboard.logging import LEVEL_VARIABLE, setup_logging
-from pegboard.plugins import load_plugins
+from pegboard.logging import LEVEL_VARIABLE, get_logger, setup_logging
+from pegboard.plugins import Board, PluginPlan, load_plugins
 from pegboard.runner import wire
 from pegboard.runner.local import LocalExecutor
 from pegboard.runner.place import RankPlace
@@ -68,6 +68,8 @@ class _RankProcess:
         self._started: Pending | None = None
         self._fetching: threading.Thread | None = None
         self._place = RankPlace()
+        self._building = contextlib.ExitStack()
+        """Until everything is built, the board watches what plugins do."""
 
     def serve(self) -> None:
         """Until the engine closes. Raises `EOFError` if it is gone."""
@@ -84,7 +86,10 @@ class _RankProcess:
                 self._start_fetching(executor.device)
             else:
                 number, name, values = wire.unpack(body)
-                self._say(wire.pack(wire.ANSWER, (number, getattr(executor, name)(*values))))
+                answer = getattr(executor, name)(*values)
+                if name == "warm_up":
+                    self._building.close()
+                self._say(wire.pack(wire.ANSWER, (number, answer)))
         executor.close()
 
     def complain(self, error: BaseException) -> None:
@@ -101,11 +106,13 @@ class _RankProcess:
                 meeting.parent.rmdir()
 
     def _open(self) -> LocalExecutor:
-        config, place, level = wire.unpack(self._pipe.recv_bytes()[1:])
+        config, plan, place, level = wire.unpack(self._pipe.recv_bytes()[1:])
         self._place = place
         _set_up_log(place, level)
         own = _own_config(config)
-        board = load_plugins(policy=policy_of(own))
+        board = load_plugins(policy=policy_of(own), role="worker", plan=plan)
+        _tell(board, plan)
+        self._building.enter_context(board.watched())
         progress = self._progress if place.rank == 0 else None
         return LocalExecutor(board, own, resolve_model(board, own), progress=progress, place=place)
 
@@ -147,3 +154,12 @@ def _set_up_log(place: RankPlace, level: int) -> None:
     if place.rank:
         level = max(level, logging.WARNING)
     setup_logging(environ={LEVEL_VARIABLE: logging.getLevelName(level)})
+
+
+def _tell(board: Board, plan: PluginPlan) -> None:
+    """Of plugins that are for workers only, the engine's process knows nothing."""
+    unused = {planned.id for planned in plan.plugins if planned.state == "unused"}
+    for record in board.plugins:
+        if record.id in unused and record.state != "ready":
+            text = f"plugin {record} is {record.state}: {record.reason}"
+            get_logger("pegboard.plugins").warning(text)

@@ -39,15 +39,17 @@ class RanksExecutor:
         *,
         progress: Callable[[int, int], Any] | None = None,
     ) -> None:
-        """As `LocalExecutor`; ranks discover plugins and read the model's files themselves."""
+        """As `LocalExecutor`; ranks load the plugins of the board's plan and read the model's files
+        themselves."""
         self._config = config
+        self._plan = board.plan
         self._progress = progress
         self._crew: Crew | None = None
 
     def load(self) -> None:
         """Start the ranks and let them load. Raises what `LocalExecutor.load` raises in any of
         them, and `EngineDeadError` if one ends."""
-        self._crew = crew = Crew(self._config)
+        self._crew = crew = Crew(self._config, self._plan)
         weakref.finalize(self, crew.close)
         crew.ask("load", progress=self._progress)
 

@@ -72,7 +72,7 @@ def open_device(
     `UnsupportedError` if the platform serves one rank.
     """
     platform = _platform(board, config)
-    runtime = _runtime(platform, place)
+    runtime = _runtime(board, platform, place)
     model = resolved.on_device(config, runtime.device.dtypes())
     groups = form_groups(model.facts.kv_slots, config.block_size)
     kernels = _Kernels(board, config, platform.name, runtime, model)
@@ -88,10 +88,11 @@ def open_device(
     )
 
 
-def _runtime(platform: Platform, place: RankPlace) -> DeviceRuntime:
+def _runtime(board: Board, platform: Platform, place: RankPlace) -> DeviceRuntime:
     """The device of this rank."""
+    more = (board.settings("platform", platform.name),) if platform.takes_settings else ()
     try:
-        runtime: DeviceRuntime = platform.runtime.load()(place.rank)
+        runtime: DeviceRuntime = platform.runtime.load()(place.rank, *more)
     except ConfigError as error:
         if place.world == 1:
             raise
@@ -202,6 +203,7 @@ class _Kernels:
                 max_tokens=self.config.max_num_batched_tokens,
                 platform=self.runtime.facts(),
                 features=self.model.facts.attention_features,
+                **self.board.handed("attention", backend.name),
             )
         )
         return kernel

@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 START, CALL, PLAN, SAMPLE, CLOSE = b"s", b"c", b"p", b"l", b"q"
-"""To a rank: ``(EngineConfig, RankPlace, log level)``; ``(number, method, arguments)``; a plan;
-late inputs; nothing."""
+"""To a rank: ``(EngineConfig, PluginPlan, RankPlace, log level)``; ``(number, method, arguments)``;
+a step's plan; late inputs; nothing."""
 ANSWER, RESULT, FAULT = b"a", b"r", b"f"
 """From a rank: ``(number, value)``, with number -1 the progress of loading; a step's result, of
 rank 0 only; ``(PegboardError or None, traceback)``."""

@@ -38,6 +38,7 @@ def load_model(
     progress: Progress | None = None,
     parallel: Parallel | None = None,
     sums: WeightSums | None = None,
+    formats: set[str] | None = None,
 ) -> LanguageModel:
     """Build `model` on `device` and load its weights (random ones with ``load_format="dummy"``).
 
@@ -52,6 +53,7 @@ def load_model(
         progress: Called with ``(bytes done, bytes in all)`` after each layer.
         parallel: This worker's place among tensor-parallel ranks; None for a single one.
         sums: Gets the stored tensors that are read; it costs time, so only where it is needed.
+        formats: Gets the names of the quantisations that own layers.
 
     Returns the module in evaluation mode. Raises `CheckpointError` if weights and configuration do
     not agree, `MissingPluginError` for a quantisation that is not there, `UnsupportedError` for one
@@ -79,8 +81,11 @@ def load_model(
             sources=_no_sources if dummy else resolved.sources,
             parallel=parallel,
             max_positions=model.max_model_len,
+            **board.handed("model", model.family.name),
         ),
     )
+    if formats is not None:
+        formats.update(method.formats)
     if dummy:
         fill_dummy(built, device, parallel=parallel)
     else:

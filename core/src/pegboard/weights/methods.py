@@ -6,6 +6,8 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from pegboard.api.checkpoint import PLAIN_TYPES, Checkpoint
 from pegboard.api.quant import LayerMethod, LayerSpec, QuantContext, QuantFormat, Quantizer
 from pegboard.errors import CheckpointError, ConfigError, UnsupportedError
@@ -121,9 +123,15 @@ class MethodChooser:
             )
         return method
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Names of the formats that were asked for a method so far."""
+        return tuple(self._quantizers)
+
     def _quantizer(self, chosen: QuantFormat) -> Quantizer:
         if chosen.name not in self._quantizers:
-            self._quantizers[chosen.name] = chosen.quantizer.load()(self._context)
+            context = attrs.evolve(self._context, **self._board.handed("quant", chosen.name))
+            self._quantizers[chosen.name] = chosen.quantizer.load()(context)
         return self._quantizers[chosen.name]
 
     def _format_of(self, layer: LayerSpec) -> QuantFormat | None:

@@ -1,0 +1,154 @@
+"""What a plugin's module declares about itself, read from its source before it is imported.
+
+Every declaration is a literal in the module that the entry point names::
+
+    PEGBOARD_API = {"model": 0}
+    PEGBOARD_ORDER = {"before": ["other"], "after": ["another"]}
+    PEGBOARD_OVERRIDE = {"model": ["hf:LlamaForCausalLM"]}
+    PEGBOARD_PROCESSES = ("engine", "worker")
+
+The last three may be absent.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import attrs
+
+from pegboard.api.context import ROLES, ProcessRole
+from pegboard.api.levels import API_LEVELS
+from pegboard.errors import PluginError
+from pegboard.plugins.modules import parse_module
+
+__all__ = ["LEVELS", "Declaration", "IncompatibleError", "check_override", "read_declaration"]
+
+LEVELS = "PEGBOARD_API"
+ORDER = "PEGBOARD_ORDER"
+OVERRIDE = "PEGBOARD_OVERRIDE"
+PROCESSES = "PEGBOARD_PROCESSES"
+
+_FIXED = ("command", "scheduler")
+"""Surfaces in which the core's own never give way: they are used without looking at the board."""
+
+
+class IncompatibleError(PluginError):
+    """The plugin was written for another core; the message says what to change."""
+
+
+@attrs.frozen
+class Declaration:
+    """What a module declares. Each method raises `PluginError` if its part is malformed."""
+
+    module: str
+    levels: Mapping[str, int]
+    """API level by surface, sorted."""
+    _found: Mapping[str, ast.expr] = attrs.field(repr=False)
+
+    def order(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Ids of plugins that are loaded later, and of those that are loaded earlier."""
+        lists = self._lists(ORDER, ("before", "after"))
+        return lists.get("before", ()), lists.get("after", ())
+
+    def override(self) -> Mapping[str, frozenset[str]]:
+        """By surface, names and claims that it takes from whoever else registers them."""
+        lists = self._lists(OVERRIDE, tuple(self.levels))
+        return {surface: frozenset(keys) for surface, keys in lists.items()}
+
+    def processes(self) -> tuple[ProcessRole, ...]:
+        """Where it is loaded."""
+        if PROCESSES not in self._found:
+            return ROLES
+        value = _literal(self._found[PROCESSES])
+        if not _texts(value) or not value or not set(value) <= set(ROLES):
+            raise PluginError(
+                f"{PROCESSES} in module {self.module!r} must be a literal tuple of some of "
+                f"{', '.join(ROLES)}"
+            )
+        return tuple(role for role in ROLES if role in value)
+
+    def _lists(self, name: str, keys: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """A literal dict of lists of texts, with some of these keys."""
+        if name not in self._found:
+            return {}
+        value = _literal(self._found[name])
+        good = isinstance(value, dict) and all(_texts(item) for item in value.values())
+        if not good or not set(value) <= set(keys):
+            raise PluginError(
+                f"{name} in module {self.module!r} must be a literal dict of lists of texts, with "
+                f"keys among {', '.join(keys)}"
+            )
+        return {key: tuple(items) for key, items in value.items()}
+
+
+def read_declaration(module: str) -> Declaration:
+    """The declaration of a module, from its syntax tree.
+
+    Raises `PluginError` if the source cannot be read, `IncompatibleError` if the levels are missing
+    or malformed.
+    """
+    found = _assigned(parse_module(module))
+    return Declaration(module, _levels(module, found), found)
+
+
+def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
+    """Values that module-level statements assign to our names, the last of each."""
+    found = {}
+    for node in tree.body:
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(target, ast.Name) and target.id in (LEVELS, ORDER, OVERRIDE, PROCESSES):
+                found[target.id] = node.value
+    return found
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return None
+
+
+def _levels(module: str, found: Mapping[str, ast.expr]) -> Mapping[str, int]:
+    if LEVELS not in found:
+        raise IncompatibleError(
+            f"module {module!r} declares no API level; add a line such as {LEVELS} = {_example()} "
+            f"naming the surfaces it registers into"
+        )
+    levels = _literal(found[LEVELS])
+    if not _well_formed(levels):
+        raise IncompatibleError(
+            f"{LEVELS} in module {module!r} must be a literal such as {_example()}: "
+            f"a non-empty dict of surface name to whole number"
+        )
+    return dict(sorted(levels.items()))
+
+
+def _well_formed(levels: object) -> bool:
+    return (
+        isinstance(levels, dict)
+        and bool(levels)
+        and all(type(k) is str and type(v) is int and v >= 0 for k, v in levels.items())
+    )
+
+
+def _example() -> str:
+    return f'{{"model": {API_LEVELS["model"]}}}'
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(type(item) is str and item for item in value)
+
+
+def check_override(override: Mapping[str, Collection[str]], core: Collection[Any]) -> None:
+    """Raise `PluginError` for a key of the core that nobody can take; `core` are its
+    `Registration`s."""
+    for item in core:
+        if item.surface in _FIXED and item.name in override.get(item.surface, ()):
+            raise PluginError(
+                f"{OVERRIDE} names the {item.surface} {item.name!r}, which is the core's own and "
+                "cannot be overridden"
+            )

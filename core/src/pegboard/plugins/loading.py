@@ -1,0 +1,297 @@
+"""One loading: plugins are read, ordered, imported and registered, one at a time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import attrs
+
+from pegboard.__about__ import __version__
+from pegboard.api.context import PluginContext, ProcessRole
+from pegboard.api.descriptor import Descriptor
+from pegboard.api.levels import API_LEVELS
+from pegboard.api.metrics import MetricSet, PluginMetrics
+from pegboard.errors import DuplicateError, PluginError
+from pegboard.plugins.allowlist import Allowlist
+from pegboard.plugins.board import Board
+from pegboard.plugins.conduct import Conduct
+from pegboard.plugins.declared import check_override, read_declaration
+from pegboard.plugins.discover import Discovery
+from pegboard.plugins.failures import REMEDY, check_value, name_clash, reason_of, used_twice
+from pegboard.plugins.first_party import FirstParty
+from pegboard.plugins.levels import IncompatibleError, check_levels
+from pegboard.plugins.order import load_order
+from pegboard.plugins.plan import PluginPlan
+from pegboard.plugins.policy import LoadPolicy
+from pegboard.plugins.record import (
+    CORE_DISTRIBUTION,
+    Candidate,
+    PluginRecord,
+    PluginState,
+    Registration,
+)
+from pegboard.plugins.registry import ClashError, Entry, Provenance, Registry
+from pegboard.plugins.settings import SettingsError
+from pegboard.plugins.shadow import shadowed
+
+__all__ = ["Loader"]
+
+
+class _Waiting(NamedTuple):
+    """A plugin that may load, and what it declares."""
+
+    candidate: Candidate
+    levels: Mapping[str, int]
+    order: tuple[Sequence[str], Sequence[str]]
+    override: Mapping[str, frozenset[str]]
+    processes: tuple[ProcessRole, ...]
+    notes: tuple[str, ...]
+
+
+class Loader:
+    """The state of one loading; gone when the board exists."""
+
+    def __init__(
+        self,
+        role: ProcessRole | Collection[ProcessRole],
+        policy: LoadPolicy,
+        allowlist: Allowlist,
+        plan: PluginPlan | None,
+        surfaces: Collection[str] | None,
+    ) -> None:
+        self._roles = {role} if isinstance(role, str) else set(role)
+        self._policy = policy
+        self._settings: dict[Provenance, Any] = {}
+        self._allowlist = allowlist
+        self._plan = plan
+        self._conduct = Conduct(policy.unsafe)
+        self._metrics = MetricSet()
+        self._surfaces = surfaces
+        self._registries: dict[str, Registry[Any]] = {s: Registry(s) for s in sorted(API_LEVELS)}
+        self._contested: dict[tuple[str, str], str] = {}
+        self._records: list[PluginRecord] = []
+        """Those that were loaded in their order, among others."""
+        self._errors: list[tuple[PluginRecord, BaseException]] = []
+        self._core = PluginRecord(
+            "core",
+            "",
+            "pegboard",
+            CORE_DISTRIBUTION,
+            __version__,
+            "ready",
+            surfaces=tuple(API_LEVELS),
+        )
+
+    def register_core(self, pairs: Sequence[tuple[str, Descriptor]]) -> None:
+        source = Provenance(CORE_DISTRIBUTION, __version__, "core", "")
+        self._core = attrs.evolve(self._core, registered=self._register(pairs, source, {}))
+
+    def load_all(self, candidates: Sequence[Candidate]) -> None:
+        admitted = [c for c in candidates if self._allowlist.admits(c)]
+        if self._plan is not None:
+            self._plan.check_found(admitted)
+        twice = used_twice(admitted)
+        waiting: list[_Waiting] = []
+        for candidate in candidates:
+            if candidate not in admitted:
+                self._block(candidate)
+            elif self._planned_to_fail(candidate):
+                continue
+            elif candidate.id in twice:
+                self._fail(candidate, (), DuplicateError(name_clash(twice[candidate.id])))
+            else:
+                waiting += self._read(candidate)
+        for one in self._ordered(waiting):
+            if self._roles & set(one.processes):
+                self._load(one)
+            else:
+                self._leave_unused(one)
+        if self._plan is not None:
+            self._plan.check_loaded(self._records)
+
+    def raise_failures(self) -> None:
+        """Strict mode: one error for all failures."""
+        if self._errors:
+            listing = "; ".join(
+                f"{record} is {record.state}: {record.reason}" for record, _ in self._errors
+            )
+            raise PluginError(f"strict mode refuses to start: {listing}") from self._errors[0][1]
+
+    def board(
+        self,
+        notices: Iterable[str],
+        first_party: Callable[[], Sequence[FirstParty]],
+        found: Discovery,
+        search_path: Sequence[str] | None,
+    ) -> Board:
+        records = [shadowed(record, self._registries) for record in self._records]
+        config = self._policy.plugin_config
+        plan = PluginPlan.of(records, self._allowlist.value, config, search_path)
+        records.sort(key=lambda record: (record.group, record.id, record.distribution))
+        failures = (f"plugin {r} is {r.state}: {r.reason}" for r, _ in self._errors)
+        notes = (f"plugin {r}: {note}" for r in records for note in r.notes)
+        return Board(
+            plugins=tuple(records),
+            plan=plan,
+            core=self._core,
+            allowlist=self._allowlist,
+            notices=(*notices, *failures, *notes),
+            registries=self._registries,
+            contested=self._contested,
+            settings=self._settings,
+            conduct=self._conduct,
+            metrics=self._metrics,
+            first_party=first_party,
+            candidates=found.candidates,
+            search_path=search_path,
+        )
+
+    def _block(self, candidate: Candidate) -> None:
+        """Record a plugin that the allowlist leaves out;
+
+        its source is looked at, never imported.
+        """
+        try:
+            surfaces = tuple(read_declaration(candidate.value).levels)
+        except Exception:  # it is not going to load: nothing about it may stop the others
+            surfaces = ()
+        by = self._allowlist.leaving_out(candidate)
+        assert by is not None, "only what is left out is blocked"
+        reason = f"{by.name}={by.value!r} leaves it out: add {candidate.id!r} to it"
+        self._records.append(_record(candidate, "blocked", reason, surfaces))
+
+    def _planned_to_fail(self, candidate: Candidate) -> bool:
+        """Whether the plan says that it did not load; it is recorded so."""
+        state = None if self._plan is None else self._plan.state_of(candidate)
+        if state not in ("failed", "incompatible"):
+            return False
+        reason = "it was so in the process that started this one"
+        self._records.append(_record(candidate, state, reason, ()))
+        return True
+
+    def _read(self, candidate: Candidate) -> list[_Waiting]:
+        """What a plugin declares, nothing of it imported; empty if it cannot or shall not load."""
+        levels: Mapping[str, int] = {}
+        try:
+            check_value(candidate)
+            declared = read_declaration(candidate.value)
+            levels = declared.levels
+            if self._surfaces is not None and not set(self._surfaces) & set(levels):
+                return []
+            notes = check_levels(candidate, levels, __version__)
+            override = declared.override()
+            check_override(override, self._core.registered)
+            order, processes = declared.order(), declared.processes()
+            return [_Waiting(candidate, levels, order, override, processes, notes)]
+        except Exception as error:
+            self._fail(candidate, tuple(levels), error)
+            return []
+
+    def _leave_unused(self, waiting: _Waiting) -> None:
+        names, here = " or ".join(waiting.processes), " and ".join(sorted(self._roles))
+        reason = f"it is for {names} processes, this one is {here}"
+        record = _record(waiting.candidate, "unused", reason, tuple(waiting.levels))
+        self._records.append(attrs.evolve(record, processes=waiting.processes))
+
+    def _ordered(self, waiting: Sequence[_Waiting]) -> Iterable[_Waiting]:
+        """In the order of the plan, else in that which they ask for; those on a cycle fail."""
+        by_id = {one.candidate.id: one for one in waiting}
+        if self._plan is not None:
+            return [by_id[i] for i in self._plan.order(one.candidate for one in waiting)]
+        order, cycles = load_order(list(by_id), {i: one.order for i, one in by_id.items()})
+        for name, cycle in cycles.items():
+            one = by_id[name]
+            error = PluginError(f"the order of loading is a cycle: {cycle}; see PEGBOARD_ORDER")
+            self._fail(one.candidate, tuple(one.levels), error)
+        return [by_id[name] for name in order if name not in cycles]
+
+    def _load(self, waiting: _Waiting) -> None:
+        candidate = waiting.candidate
+        try:
+            self._import(waiting)
+        except KeyboardInterrupt:
+            raise
+        except SettingsError as error:
+            if candidate.id in self._policy.plugin_config:
+                raise  # the operator's mistake, not the plugin's
+            self._fail(candidate, tuple(waiting.levels), error)
+        except BaseException as error:
+            self._fail(candidate, tuple(waiting.levels), error)
+
+    def _import(self, waiting: _Waiting) -> None:
+        from pegboard.plugins.collect import collect  # pluggy: only when there is a plugin to ask
+
+        candidate = waiting.candidate
+        context = PluginContext(
+            candidate.id,
+            candidate.distribution,
+            candidate.version,
+            self._roles,
+            __version__,
+            metrics=PluginMetrics(candidate.id, self._metrics),
+        )
+        given = self._policy.plugin_config.get(candidate.id)
+        pairs, settings, seen = collect(
+            candidate.value, waiting.levels, context, given, self._conduct
+        )
+        source = Provenance(
+            candidate.distribution, candidate.version, candidate.id, candidate.group
+        )
+        registered = self._register(pairs, source, waiting.override)
+        self._settings[source] = settings
+        record = _record(candidate, "ready", "", tuple(waiting.levels))
+        self._records.append(
+            attrs.evolve(
+                record,
+                registered=registered,
+                import_seconds=seen.seconds,
+                notes=(*waiting.notes, *seen.notes),
+                processes=waiting.processes,
+            )
+        )
+
+    def _register(
+        self,
+        pairs: Sequence[tuple[str, Descriptor]],
+        source: Provenance,
+        override: Mapping[str, frozenset[str]],
+    ) -> tuple[Registration, ...]:
+        """Put all pairs on the board, or none of them if a key is taken."""
+        by_surface: dict[str, list[Entry[Any]]] = defaultdict(list)
+        for surface, descriptor in pairs:
+            taken = override.get(surface, frozenset())
+            by_surface[surface].append(Entry(descriptor, source, taken))
+        clashes = [
+            c for s, entries in by_surface.items() for c in self._registries[s].clashes(entries)
+        ]
+        if clashes:
+            raise ClashError(clashes)
+        extended = {s: self._registries[s].extended(entries) for s, entries in by_surface.items()}
+        self._registries.update(extended)
+        return tuple(Registration(s, d.name, tuple(d.claims())) for s, d in pairs)
+
+    def _fail(self, candidate: Candidate, surfaces: tuple[str, ...], error: BaseException) -> None:
+        state: PluginState = "incompatible" if isinstance(error, IncompatibleError) else "failed"
+        record = _record(candidate, state, reason_of(error), surfaces)
+        for clash in error.clashes if isinstance(error, ClashError) else ():
+            self._contested[clash.surface, clash.key] = f"{clash}; {REMEDY}"
+        self._records.append(record)
+        self._errors.append((record, error))
+        self._metrics.forget(candidate.id)
+
+
+def _record(
+    candidate: Candidate, state: PluginState, reason: str, surfaces: tuple[str, ...]
+) -> PluginRecord:
+    return PluginRecord(
+        id=candidate.id,
+        group=candidate.group,
+        module=candidate.value,
+        distribution=candidate.distribution,
+        version=candidate.version,
+        state=state,
+        reason=reason,
+        surfaces=surfaces,
+    )

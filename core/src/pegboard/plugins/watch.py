@@ -1,0 +1,149 @@
+"""Whether the core is still what it was: plugins that replace parts of it are found out.
+
+Functions and classes of every core module, and what stands in the bodies of its classes, are noted
+when the module is loaded and compared, by identity, after plugin code has run. The note of a module
+that a plugin is the first to import is taken between its execution and the plugin's next statement.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any, NamedTuple
+
+__all__ = ["CoreWatch", "Patch"]
+
+_ROOT = __name__.partition(".")[0]
+_ABSENT: Any = object()
+_KEPT_BY_PYTHON = ("__annot", "__static", "__firstline")
+"""Beginnings of names that the interpreter itself fills in late in the body of a class."""
+
+
+class Patch(NamedTuple):
+    """One attribute of the core that is not what it was."""
+
+    owner: Any
+    """A module or a class."""
+    name: str
+    before: Any
+    """`_ABSENT` where there was none."""
+
+    def undo(self) -> None:
+        """Put back what was there."""
+        if self.before is _ABSENT:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.before)
+
+    def root(self) -> str:
+        """Top module of the code that stands there now."""
+        now = vars(self.owner).get(self.name)
+        function = getattr(now, "__func__", now)  # of a class method
+        names = getattr(function, "__globals__", {})
+        own = now if isinstance(now, type) else type(now)
+        return str(names.get("__name__") or own.__module__).partition(".")[0]
+
+    def __str__(self) -> str:
+        module = getattr(self.owner, "__module__", "")
+        prefix = f"{module}." if isinstance(self.owner, type) else ""
+        return f"{prefix}{getattr(self.owner, '__qualname__', self.owner.__name__)}.{self.name}"
+
+
+class CoreWatch:
+    """Knows how the core's modules were. As a context, it also sees those that are loaded in it.
+
+    It finds modules as the interpreter does and only takes a note of each; what is loaded outside
+    of a context is first noted by the next `note`.
+    """
+
+    def __init__(self) -> None:
+        self._modules: dict[str, tuple[ModuleType, dict[str, Any]]] = {}
+        self._classes: dict[type, dict[str, Any]] = {}
+        self._depth = 0
+
+    def __enter__(self) -> CoreWatch:
+        if not self._depth:
+            sys.meta_path.insert(0, self)
+        self._depth += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Any = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """For the import system: as the usual finder, with a note taken after the execution."""
+        if path is None or not name.startswith(f"{_ROOT}."):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        loader = None if spec is None else spec.loader
+        if loader is None or not hasattr(loader, "__dict__"):
+            return None
+        run = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            self._note(module)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def note(self) -> None:
+        """Take what the core's modules are now for what they should be."""
+        self._modules.clear()
+        self._classes.clear()
+        for name, module in list(sys.modules.items()):
+            if name == _ROOT or name.startswith(f"{_ROOT}."):
+                self._note(module)
+
+    def patches(self) -> list[Patch]:
+        """Everything that is not as noted."""
+        return [*self._patches()]
+
+    def _note(self, module: ModuleType) -> None:
+        parts = {k: v for k, v in vars(module).items() if callable(v) and not k.startswith("__")}
+        self._modules[module.__name__] = module, parts
+        for value in parts.values():
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                self._classes[value] = dict(vars(value))
+
+    def _patches(self) -> Iterator[Patch]:
+        for module, parts in self._modules.values():
+            now = vars(module)
+            # The quick look first: as a set of pairs, it compares by identity before all else.
+            if parts.items() <= now.items():
+                continue
+            for name, before in parts.items():
+                if now.get(name, _ABSENT) is not before:
+                    yield Patch(module, name, before)
+        for cls, parts in self._classes.items():
+            if vars(cls) != parts:
+                yield from _patches_of_class(cls, parts)
+
+
+def _patches_of_class(cls: type, parts: Mapping[str, Any]) -> Iterator[Patch]:
+    now = vars(cls)
+    for name in (*parts, *(name for name in now if name not in parts)):
+        before, after = parts.get(name, _ABSENT), now.get(name, _ABSENT)
+        if after is not before and not _late(name, before, after):
+            yield Patch(cls, name, before)
+
+
+def _late(name: str, before: Any, after: Any) -> bool:
+    """Whether Python and the libraries that make classes do this by themselves: what is no method
+    among the names with underscores on both sides."""
+    if not (name.startswith("__") and name.endswith("__")):
+        return False
+    methods = [value for value in (before, after) if value is not _ABSENT and _is_method(value)]
+    return name.startswith(_KEPT_BY_PYTHON) or not methods
+
+
+def _is_method(value: Any) -> bool:
+    """Also a class is callable, but none of the names in question holds one as a method."""
+    kinds = (classmethod, staticmethod, property)
+    return isinstance(value, kinds) or (callable(value) and not isinstance(value, type))
