@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pegboard.api.connector import KVConnector
     from pegboard.api.context import PluginContext
     from pegboard.api.events import EventPublisher
+    from pegboard.api.logits import LogitsProcessor
     from pegboard.api.model import ModelFamily
     from pegboard.api.ops import OpVersion
     from pegboard.api.platform import Platform
@@ -47,6 +48,7 @@ HOOK_SURFACES = {
     "pegboard_commands": "command",
     "pegboard_connectors": "connector",
     "pegboard_event_publishers": "events",
+    "pegboard_logits_processors": "logits",
     "pegboard_model_families": "model",
     "pegboard_ops": "ops",
     "pegboard_platforms": "platform",
@@ -103,6 +105,11 @@ class Hooks:
     @hookspec
     def pegboard_schedulers(self, ctx: PluginContext) -> Iterable[SchedulerClass]:
         """Schedulers."""
+        return ()
+
+    @hookspec
+    def pegboard_logits_processors(self, ctx: PluginContext) -> Iterable[LogitsProcessor]:
+        """Logits processors, for requests that ask for them."""
         return ()
 
     @hookspec

@@ -19,6 +19,7 @@ API_LEVELS = MappingProxyType(
         "command": 0,
         "connector": 0,
         "events": 0,
+        "logits": 0,
         "model": 0,
         "ops": 0,
         "platform": 0,

@@ -106,6 +106,19 @@ def _path_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+def _names(given: Any) -> Any:
+    """A list of names, or names with commas between them, as a tuple."""
+    if isinstance(given, str):
+        return tuple(name.strip() for name in given.split(","))
+    return tuple(given) if isinstance(given, (list, tuple)) else given
+
+
+def _distinct_names(_: Any, field: attrs.Attribute[Any], value: object) -> None:
+    good = isinstance(value, tuple) and all(isinstance(name, str) and name for name in value)
+    if not good or len(set(value)) < len(value):  # type: ignore[call-overload,arg-type]
+        raise _reject(field.name, value, "a list of distinct names")
+
+
 def _transfer_config(given: Any) -> KVTransferConfig | None:
     """Accept a mapping or JSON text where a connector's settings are wanted."""
     return None if given is None else KVTransferConfig.make(given)
@@ -200,6 +213,11 @@ class EngineConfig:
     )
     """The KV connector: a mapping or its JSON text. None: no connector."""
     strict_plugins: bool = attrs.field(default=False, validator=_boolean)
+    logits_processors: tuple[str, ...] = attrs.field(
+        default=(), converter=_names, validator=_distinct_names
+    )
+    """Logits processors that serve every request, in the order of their work. Others serve the
+    requests that give them arguments (`SamplingParams.extra_args`)."""
 
     @watermark.validator
     def _check_watermark(self, field: attrs.Attribute[Any], value: object) -> None:

@@ -15,6 +15,7 @@ from pegboard.api.late import LateSource
 from pegboard.api.scheduler_class import SchedulerClass
 from pegboard.config.connect import require_connector
 from pegboard.config.engine import EngineConfig
+from pegboard.config.logits import LogitsRoster, make_roster
 from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.plugin_policy import policy_of
 from pegboard.config.sources import open_tokenizer
@@ -23,6 +24,7 @@ from pegboard.engine.connect import connect
 from pegboard.engine.core import EngineCore
 from pegboard.engine.events import EventSink, open_sink
 from pegboard.engine.inputs import InputProcessor
+from pegboard.engine.late import late_source
 from pegboard.engine.llm_engine import LLMEngine
 from pegboard.engine.templates import TemplateBook, read_template
 from pegboard.errors import ConfigError
@@ -76,6 +78,7 @@ def build_engine(
     if config.kv_transfer_config is not None:  # before any weight is read
         groups = form_groups(model.facts.kv_slots, config.block_size)
         require_connector(board, config.kv_transfer_config, groups)
+    roster = make_roster(board, config)
     tokenizer = load_tokenizer(board, config, model)
     special = tokenizer.special_tokens if tokenizer is not None else {}
     templates = TemplateBook(own_template, model.checkpoint.chat_templates, special)
@@ -89,13 +92,17 @@ def build_engine(
         core, cache = build_core(config, executor, model.max_model_len, board, events)
         undo.callback(core.close)
         release_free_memory()
-        engine = _front_end(config, model, core, tokenizer)
+        engine = _front_end(config, model, core, tokenizer, roster)
         undo.pop_all()
     return BuiltEngine(config, board, model, cache, tokenizer, engine, templates)
 
 
 def _front_end(
-    config: EngineConfig, model: ResolvedModel, core: EngineCore, tokenizer: Tokenizer | None
+    config: EngineConfig,
+    model: ResolvedModel,
+    core: EngineCore,
+    tokenizer: Tokenizer | None,
+    roster: LogitsRoster,
 ) -> LLMEngine:
     inputs = InputProcessor(
         encoder=tokenizer,
@@ -105,6 +112,7 @@ def _front_end(
         seeds=random.Random(config.seed),
         encoder_problem=model.tokenizer_problem,
         priorities=config.scheduling_policy == "priority",
+        processors=roster,
     )
     return LLMEngine(core, inputs, tokenizer, config.stream_interval)
 
@@ -144,7 +152,14 @@ def build_core(
             undo.callback(connected.close)
         scheduler, descriptor = make_scheduler(board, decided, cache, connected)
         depth = _steps_in_flight(config, executor, descriptor)
-        core = EngineCore(scheduler, executor, events, depth=depth, late=late, connected=connected)
+        core = EngineCore(
+            scheduler,
+            executor,
+            events,
+            depth=depth,
+            late=late_source(late, make_roster(board, config)),
+            connected=connected,
+        )
         undo.pop_all()
     return core, cache
 

@@ -18,6 +18,7 @@ _WORDS = MappingProxyType(
         "checkpoint": "checkpoint source",
         "connector": "KV connector",
         "events": "KV event publisher",
+        "logits": "logits processor",
         "model": "model family",
         "ops": "op version",
         "quant": "quantisation format",

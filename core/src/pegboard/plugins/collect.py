@@ -33,6 +33,7 @@ DESCRIPTOR_TYPES = MappingProxyType(
         "command": "pegboard.api.command:Command",
         "connector": "pegboard.api.connector:KVConnector",
         "events": "pegboard.api.events:EventPublisher",
+        "logits": "pegboard.api.logits:LogitsProcessor",
         "model": "pegboard.api.model:ModelFamily",
         "ops": "pegboard.api.ops:OpVersion",
         "platform": "pegboard.api.platform:Platform",

@@ -14,6 +14,7 @@ from pegboard.api.step import StepPlan
 from pegboard.api.transfer import ConnectorLink
 from pegboard.config.engine import EngineConfig
 from pegboard.config.fit import DeviceMemory, check_fit
+from pegboard.config.logits import LogitsRoster, make_roster
 from pegboard.config.model import ResolvedModel
 from pegboard.nn import Attention, Weighted
 from pegboard.runner.connect import connect_worker
@@ -144,7 +145,8 @@ class LocalExecutor:
                         kernel.warm_up(layer)
 
     def allocate(self, cache: KVCacheConfig) -> None:
-        self._runner = runner = self._make_runner(cache)
+        processors = make_roster(self._board, self._config)
+        self._runner = runner = self._make_runner(cache, processors)
         asynchronous = self._device().runtime.execution.asynchronous
         if self._config.async_scheduling is not False and not asynchronous:
             self._thread = StepThread(runner.execute)
@@ -228,7 +230,9 @@ class LocalExecutor:
             vocab_size=model.facts.vocab_size,
         )
 
-    def _make_runner(self, cache: KVCacheConfig) -> ModelRunner:
+    def _make_runner(
+        self, cache: KVCacheConfig, processors: LogitsRoster | None = None
+    ) -> ModelRunner:
         opened = self._device()
         assert self._model is not None, "load() comes first"
         assert [group.spec for group in cache.groups] == [group.spec for group in opened.groups]
@@ -243,6 +247,7 @@ class LocalExecutor:
                 device=opened.device,
                 ops=opened.ops,
                 execution=opened.runtime.execution,
+                processors=processors,
             )
 
     def _weight_bytes(self) -> int:
