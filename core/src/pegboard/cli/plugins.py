@@ -11,13 +11,14 @@ import textwrap
 from collections.abc import Sequence
 from functools import partial
 
-from pegboard.cli.dispatch import ArgvCommand
+from pegboard.cli.dispatch import ArgvCommand, invoke
 from pegboard.plugins import VARIABLE, Board, PluginRecord, build_board
 
 __all__ = ["app"]
 
 _HEADER = ("id", "distribution", "version", "group", "surfaces", "state", "import", "registered")
 _SHOWN_KEYS = 4
+NEW = "plugins new"
 
 
 def _main(words: Sequence[str]) -> int:
@@ -32,6 +33,10 @@ def _main(words: Sequence[str]) -> int:
     about = "list every plugin found, with its state and what it registered"
     listing = commands.add_parser("list", help=about, description=about, formatter_class=layout)
     listing.add_argument("--json", action="store_true", help="print one JSON object")
+    about = "write a small complete plugin, with its tests"
+    commands.add_parser("new", help=about, add_help=False)
+    if words[:1] == ["new"]:
+        return _write_new(words[1:])
     try:
         options = parser.parse_args(words)
     except SystemExit as done:
@@ -42,6 +47,13 @@ def _main(words: Sequence[str]) -> int:
 
 
 app = ArgvCommand(_main)
+
+
+def _write_new(words: Sequence[str]) -> int:
+    """What a plugin registers as the command of this name."""
+    board = build_board(surfaces=("command",))
+    command = board.require("command", NEW, wanted_by=f"pegboard {NEW}")
+    return invoke(command.app.load(), NEW, list(words))
 
 
 def _as_json(board: Board) -> str:
