@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-QUICK = ("command", "logits", "ops", "quant", "scheduler")
+QUICK = ("alias", "command", "logits", "ops", "quant", "scheduler")
 """Those whose tests take a second or two."""
 
 
@@ -100,6 +100,6 @@ def test_the_command_writes_into_the_folder_that_is_named(
 def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="NAME="):
         write_plugin("logits", name, tmp_path / "new")
-    with pytest.raises(ConfigError, match="SURFACE='colour' is not allowed: one of attention"):
+    with pytest.raises(ConfigError, match="SURFACE='colour' is not allowed: one of alias, att"):
         write_plugin("colour", "pace", tmp_path / "new")
     assert not (tmp_path / "new").exists()

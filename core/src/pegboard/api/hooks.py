@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from pegboard.api.alias import ModelAlias
     from pegboard.api.attention import AttentionBackend
     from pegboard.api.checkpoint import CheckpointSource
     from pegboard.api.command import Command
@@ -49,6 +50,7 @@ HOOK_SURFACES = {
     "pegboard_connectors": "connector",
     "pegboard_event_publishers": "events",
     "pegboard_logits_processors": "logits",
+    "pegboard_model_aliases": "alias",
     "pegboard_model_families": "model",
     "pegboard_ops": "ops",
     "pegboard_platforms": "platform",
@@ -65,6 +67,11 @@ class Hooks:
     def pegboard_model_families(self, ctx: PluginContext) -> Iterable[ModelFamily]:
         """Model families: configuration reader, module builder and weight map for a set of
         architectures."""
+        return ()
+
+    @hookspec
+    def pegboard_model_aliases(self, ctx: PluginContext) -> Iterable[ModelAlias]:
+        """Further names for architectures that a model family has."""
         return ()
 
     @hookspec

@@ -14,6 +14,7 @@ __all__ = ["API_LEVELS"]
 
 API_LEVELS = MappingProxyType(
     {
+        "alias": 0,
         "attention": 0,
         "checkpoint": 0,
         "command": 0,

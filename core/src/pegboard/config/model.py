@@ -19,6 +19,7 @@ from pegboard.api.kv import (
     StateMode,
 )
 from pegboard.api.model import ConfigInput, FamilyConfig, ModelFacts, ModelFamily
+from pegboard.config.alias import resolve_alias
 from pegboard.config.bounds import check_layer_counts, check_sizes
 from pegboard.config.engine import DTYPES, EngineConfig
 from pegboard.config.facts import check_facts
@@ -99,7 +100,8 @@ def resolve_model(
     """
     checkpoint = open_checkpoint(board, config.model, config.revision)
     try:
-        return _understand(board, config, checkpoint, supported)
+        known = resolve_alias(board, checkpoint)
+        return _understand(board, config, known, supported)
     except BaseException:
         checkpoint.close()
         raise

@@ -14,6 +14,7 @@ __all__ = ["explain_absence", "surface_words"]
 
 _WORDS = MappingProxyType(
     {
+        "alias": "model alias",
         "attention": "attention backend",
         "checkpoint": "checkpoint source",
         "connector": "KV connector",

@@ -28,6 +28,7 @@ PROJECT = "pegboard"
 
 DESCRIPTOR_TYPES = MappingProxyType(
     {
+        "alias": "pegboard.api.alias:ModelAlias",
         "attention": "pegboard.api.attention:AttentionBackend",
         "checkpoint": "pegboard.api.checkpoint:CheckpointSource",
         "command": "pegboard.api.command:Command",

@@ -36,6 +36,7 @@ class _Sort:
 
 SURFACES = MappingProxyType(
     {
+        "alias": _Sort("A model alias", "models"),
         "attention": _Sort("An attention backend", "attention", ("torch",)),
         "checkpoint": _Sort("A reader of checkpoint files", "plugins", ("attrs", "numpy", "torch")),
         "command": _Sort("A command"),
