@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pegboard.api.platform import Platform
     from pegboard.api.quant import QuantFormat
     from pegboard.api.scheduler import SchedulerClass
+    from pegboard.api.tokenizer import TokenizerClass
 
 __all__ = ["HOOK_SURFACES", "Hooks", "hookimpl", "hookspec"]
 
@@ -56,6 +57,7 @@ HOOK_SURFACES = {
     "pegboard_platforms": "platform",
     "pegboard_quant_formats": "quant",
     "pegboard_schedulers": "scheduler",
+    "pegboard_tokenizers": "tokenizer",
 }
 """Which surface each hook registers into."""
 
@@ -117,6 +119,11 @@ class Hooks:
     @hookspec
     def pegboard_logits_processors(self, ctx: PluginContext) -> Iterable[LogitsProcessor]:
         """Logits processors, for requests that ask for them."""
+        return ()
+
+    @hookspec
+    def pegboard_tokenizers(self, ctx: PluginContext) -> Iterable[TokenizerClass]:
+        """Kinds of tokenisers."""
         return ()
 
     @hookspec

@@ -26,5 +26,6 @@ API_LEVELS = MappingProxyType(
         "platform": 0,
         "quant": 0,
         "scheduler": 0,
+        "tokenizer": 0,
     }
 )

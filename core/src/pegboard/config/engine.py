@@ -134,6 +134,8 @@ class EngineConfig:
         default=None, converter=_path_text, validator=_text(optional=True)
     )
     """Path or hub id of another checkpoint's tokeniser. None: the model's."""
+    tokenizer_mode: str = attrs.field(default="auto", validator=_text())
+    """Kind of tokeniser, by its registered name. ``auto``: what the checkpoint says."""
     skip_tokenizer_init: bool = attrs.field(default=False, validator=_boolean)
     """Load no tokeniser: prompts are token ids, outputs have ids and no text; stop strings and chat
     are refused. End ids are then those of the configuration files alone."""

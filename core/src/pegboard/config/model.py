@@ -26,6 +26,7 @@ from pegboard.config.facts import check_facts
 from pegboard.config.generation import sampling_defaults, token_ids, united_ids
 from pegboard.config.ranks import check_ranks
 from pegboard.config.sources import open_checkpoint
+from pegboard.config.tokenizer import AUTO, find_tokenizer
 from pegboard.errors import CheckpointError, ConfigError, UnsupportedError
 from pegboard.weights.header import STORED_DTYPES
 
@@ -124,7 +125,7 @@ def _understand(
     quantised = _is_quantised(checkpoint)
     dtype = choose_dtype(config.dtype, facts.stored_dtype, quantised, supported)
     max_model_len = choose_max_model_len(config.max_model_len, facts)
-    tokenizer, problem = _tokenizer(checkpoint, config)
+    tokenizer, problem = _tokenizer(board, checkpoint, config)
     return ResolvedModel(
         path=checkpoint.path,
         checkpoint=checkpoint,
@@ -186,15 +187,18 @@ def _family_config(family: ModelFamily, architecture: str, checkpoint: Checkpoin
     return family_config
 
 
-def _tokenizer(checkpoint: Checkpoint, config: EngineConfig) -> tuple[TokenizerSpec | None, str]:
+def _tokenizer(
+    board: Board, checkpoint: Checkpoint, config: EngineConfig
+) -> tuple[TokenizerSpec | None, str]:
     """The tokeniser, or why there is none: token ids can be given without it.
 
     One that is there and broken is a fault of the checkpoint, if it is to be loaded.
     """
     if config.skip_tokenizer_init:
         return None, "skip_tokenizer_init=True"
+    mode = AUTO if config.tokenizer is not None else config.tokenizer_mode
     try:
-        return checkpoint.tokenizer(), ""
+        return find_tokenizer(board, checkpoint.path, checkpoint.tokenizer, mode), ""
     except UnsupportedError as error:
         return None, str(error)
 

@@ -13,12 +13,14 @@ from pegboard.api.executor import Executor
 from pegboard.api.kv import KVCacheConfig
 from pegboard.api.late import LateSource
 from pegboard.api.scheduler_class import SchedulerClass
+from pegboard.api.tokenizer import TextTokenizer
 from pegboard.config.connect import require_connector
 from pegboard.config.engine import EngineConfig
 from pegboard.config.logits import LogitsRoster, make_roster
 from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.plugin_policy import policy_of
 from pegboard.config.sources import open_tokenizer
+from pegboard.config.tokenizer import build_tokenizer
 from pegboard.engine.choose_scheduler import make_scheduler
 from pegboard.engine.connect import connect
 from pegboard.engine.core import EngineCore
@@ -34,7 +36,6 @@ from pegboard.kv.sizing import size_cache
 from pegboard.logging import get_logger
 from pegboard.plugins import Board, load_plugins
 from pegboard.scheduler.guard import Connected
-from pegboard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +55,7 @@ class BuiltEngine:
     board: Board
     model: ResolvedModel
     cache: KVCacheConfig
-    tokenizer: Tokenizer | None
+    tokenizer: TextTokenizer | None
     engine: LLMEngine
     templates: TemplateBook
 
@@ -101,7 +102,7 @@ def _front_end(
     config: EngineConfig,
     model: ResolvedModel,
     core: EngineCore,
-    tokenizer: Tokenizer | None,
+    tokenizer: TextTokenizer | None,
     roster: LogitsRoster,
 ) -> LLMEngine:
     inputs = InputProcessor(
@@ -188,13 +189,16 @@ def _steps_in_flight(config: EngineConfig, executor: Executor, scheduler: Schedu
     return 1
 
 
-def load_tokenizer(board: Board, config: EngineConfig, model: ResolvedModel) -> Tokenizer | None:
+def load_tokenizer(
+    board: Board, config: EngineConfig, model: ResolvedModel
+) -> TextTokenizer | None:
     """The tokeniser of ``config.tokenizer``, else the model's; None if it is not wanted or, with a
     warning, if there is none."""
     if config.tokenizer is not None:
-        return Tokenizer.from_spec(open_tokenizer(board, config.tokenizer))
+        spec = open_tokenizer(board, config.tokenizer, config.tokenizer_mode)
+        return build_tokenizer(board, spec, config.tokenizer_mode)
     if model.tokenizer is None:
         if not config.skip_tokenizer_init:
             get_logger("pegboard.engine").warning("no tokeniser", reason=model.tokenizer_problem)
         return None
-    return Tokenizer.from_spec(model.tokenizer)
+    return build_tokenizer(board, model.tokenizer, config.tokenizer_mode)

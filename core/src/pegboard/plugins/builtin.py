@@ -6,6 +6,7 @@ from pegboard.api.checkpoint import CheckpointSource
 from pegboard.api.command import Command
 from pegboard.api.descriptor import Descriptor
 from pegboard.api.scheduler_class import SchedulerClass
+from pegboard.api.tokenizer import TokenizerClass
 from pegboard.cli.table import COMMANDS
 
 __all__ = ["core_descriptors"]
@@ -17,7 +18,13 @@ def core_descriptors() -> tuple[tuple[str, Descriptor], ...]:
     scheduler = SchedulerClass(
         "token-budget", "pegboard.scheduler:build_scheduler", max_in_flight=2, transfers=True
     )
-    return (*commands, ("checkpoint", _safetensors()), ("scheduler", scheduler))
+    tokenizer = TokenizerClass("hf", "pegboard.text.tokenizer:Tokenizer.from_spec")
+    return (
+        *commands,
+        ("checkpoint", _safetensors()),
+        ("scheduler", scheduler),
+        ("tokenizer", tokenizer),
+    )
 
 
 def _safetensors() -> CheckpointSource:

@@ -40,6 +40,7 @@ DESCRIPTOR_TYPES = MappingProxyType(
         "platform": "pegboard.api.platform:Platform",
         "quant": "pegboard.api.quant:QuantFormat",
         "scheduler": "pegboard.api.scheduler_class:SchedulerClass",
+        "tokenizer": "pegboard.api.tokenizer:TokenizerClass",
     }
 )
 """What the hook of each surface must return, imported only when a hook returned something."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,6 +12,7 @@ import tokenizers
 from pegboard.api.checkpoint import TokenizerSpec
 from pegboard.errors import CheckpointError, RequestError
 from pegboard.text.codec import codec_from_decoder
+from pegboard.text.detokenizer import IncrementalDetokenizer
 from pegboard.text.pieces import PieceJoiner, Vocabulary
 
 __all__ = ["Tokenizer"]
@@ -154,6 +155,21 @@ class Tokenizer:
         """Text of `ids`; ids that are no token give none, invalid bytes give U+FFFD."""
         joiner = PieceJoiner(self.vocabulary, skip_special_tokens=skip_special_tokens)
         return joiner.join(ids).decode(errors="replace")
+
+    def detokenizer(
+        self,
+        prompt_ids: Iterable[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> IncrementalDetokenizer:
+        """Decodes a text that follows `prompt_ids` while its ids come."""
+        return IncrementalDetokenizer(
+            self,
+            prompt_ids,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for inside a text; they need not be whole characters.

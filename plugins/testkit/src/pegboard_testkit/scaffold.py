@@ -50,6 +50,7 @@ SURFACES = MappingProxyType(
         ),
         "quant": _Sort("A number format", "quant", ("torch",)),
         "scheduler": _Sort("A scheduler"),
+        "tokenizer": _Sort("A tokeniser"),
     }
 )
 """Surfaces that there is a template for."""
