@@ -55,7 +55,7 @@ def run_tests(folders: Sequence[Path], site: Path) -> str:
 def check(surfaces: Sequence[str], folder: Path) -> None:
     site, written = folder / "site", []
     for surface in surfaces:
-        written.append(write_plugin(surface, f"my-{surface}", folder / surface))
+        written.append(write_plugin(surface, f"my-{surface}".replace("_", "-"), folder / surface))
         put(written[-1], site)
     shown = run_tests([one / "tests" for one in written], site)
     assert "failed" not in shown and "error" not in shown, shown

@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from pegboard.api.connector import KVConnector
     from pegboard.api.context import PluginContext
     from pegboard.api.events import EventPublisher
+    from pegboard.api.executor_class import ExecutorClass
     from pegboard.api.logits import LogitsProcessor
     from pegboard.api.model import ModelFamily
     from pegboard.api.ops import OpVersion
     from pegboard.api.platform import Platform
     from pegboard.api.quant import QuantFormat
     from pegboard.api.scheduler import SchedulerClass
+    from pegboard.api.stat_logger import StatLogger
     from pegboard.api.tokenizer import TokenizerClass
 
 __all__ = ["HOOK_SURFACES", "Hooks", "hookimpl", "hookspec"]
@@ -50,6 +52,7 @@ HOOK_SURFACES = {
     "pegboard_commands": "command",
     "pegboard_connectors": "connector",
     "pegboard_event_publishers": "events",
+    "pegboard_executors": "executor",
     "pegboard_logits_processors": "logits",
     "pegboard_model_aliases": "alias",
     "pegboard_model_families": "model",
@@ -57,6 +60,7 @@ HOOK_SURFACES = {
     "pegboard_platforms": "platform",
     "pegboard_quant_formats": "quant",
     "pegboard_schedulers": "scheduler",
+    "pegboard_stat_loggers": "stat_logger",
     "pegboard_tokenizers": "tokenizer",
 }
 """Which surface each hook registers into."""
@@ -119,6 +123,16 @@ class Hooks:
     @hookspec
     def pegboard_logits_processors(self, ctx: PluginContext) -> Iterable[LogitsProcessor]:
         """Logits processors, for requests that ask for them."""
+        return ()
+
+    @hookspec
+    def pegboard_executors(self, ctx: PluginContext) -> Iterable[ExecutorClass]:
+        """Executors."""
+        return ()
+
+    @hookspec
+    def pegboard_stat_loggers(self, ctx: PluginContext) -> Iterable[StatLogger]:
+        """Loggers of what the engine does, step by step."""
         return ()
 
     @hookspec

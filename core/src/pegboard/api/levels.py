@@ -20,12 +20,14 @@ API_LEVELS = MappingProxyType(
         "command": 0,
         "connector": 0,
         "events": 0,
+        "executor": 0,
         "logits": 0,
         "model": 0,
         "ops": 0,
         "platform": 0,
         "quant": 0,
         "scheduler": 0,
+        "stat_logger": 0,
         "tokenizer": 0,
     }
 )

@@ -215,6 +215,14 @@ class EngineConfig:
     )
     """The KV connector: a mapping or its JSON text. None: no connector."""
     strict_plugins: bool = attrs.field(default=False, validator=_boolean)
+    distributed_executor_backend: str | None = attrs.field(
+        default=None, validator=_text(optional=True)
+    )
+    """A registered executor. None: the core's own, of as many ranks as there are."""
+    stat_loggers: tuple[str, ...] = attrs.field(
+        default=(), converter=_names, validator=_distinct_names
+    )
+    """Registered loggers that are told of each step."""
     logits_processors: tuple[str, ...] = attrs.field(
         default=(), converter=_names, validator=_distinct_names
     )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from pegboard.api.descriptor import LazyRef
 from pegboard.api.executor import Executor
 from pegboard.api.kv import KVCacheConfig
 from pegboard.api.late import LateSource
@@ -21,6 +20,7 @@ from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.plugin_policy import policy_of
 from pegboard.config.sources import open_tokenizer
 from pegboard.config.tokenizer import build_tokenizer
+from pegboard.engine.choose_executor import make_executor
 from pegboard.engine.choose_scheduler import make_scheduler
 from pegboard.engine.connect import connect
 from pegboard.engine.core import EngineCore
@@ -28,6 +28,7 @@ from pegboard.engine.events import EventSink, open_sink
 from pegboard.engine.inputs import InputProcessor
 from pegboard.engine.late import late_source
 from pegboard.engine.llm_engine import LLMEngine
+from pegboard.engine.stats import StatSink, open_stats
 from pegboard.engine.templates import TemplateBook, read_template
 from pegboard.errors import ConfigError
 from pegboard.hostmemory import release_free_memory
@@ -41,10 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["BuiltEngine", "build_core", "build_engine"]
-
-LOCAL_EXECUTOR = LazyRef("pegboard.runner.local:LocalExecutor")
-"""Imported late: it is what brings torch in."""
-RANKS_EXECUTOR = LazyRef("pegboard.runner.ranks:RanksExecutor")
 
 
 @attrs.frozen
@@ -87,10 +84,11 @@ def build_engine(
     with ExitStack() as undo:
         events = open_sink(board, config.kv_events_config)  # bad options show before the weights
         undo.callback(events.close)
-        chosen = LOCAL_EXECUTOR if config.tensor_parallel_size == 1 else RANKS_EXECUTOR
-        executor = chosen.load()(board, config, model, progress=progress)
+        stats = open_stats(board, config)
+        undo.callback(stats.close)
+        executor = make_executor(board, config, model, progress)
         undo.callback(executor.close)
-        core, cache = build_core(config, executor, model.max_model_len, board, events)
+        core, cache = build_core(config, executor, model.max_model_len, board, events, stats=stats)
         undo.callback(core.close)
         release_free_memory()
         engine = _front_end(config, model, core, tokenizer, roster)
@@ -126,6 +124,7 @@ def build_core(
     events: EventSink | None = None,
     *,
     late: LateSource | None = None,
+    stats: StatSink | None = None,
 ) -> tuple[EngineCore, KVCacheConfig]:
     """Load a model through its executor, decide the cache, and join scheduler and executor.
 
@@ -160,6 +159,7 @@ def build_core(
             depth=depth,
             late=late_source(late, make_roster(board, config)),
             connected=connected,
+            stats=stats,
         )
         undo.pop_all()
     return core, cache

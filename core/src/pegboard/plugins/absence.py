@@ -23,6 +23,7 @@ _WORDS = MappingProxyType(
         "model": "model family",
         "ops": "op version",
         "quant": "quantisation format",
+        "stat_logger": "stat logger",
         "tokenizer": "tokeniser",
     }
 )

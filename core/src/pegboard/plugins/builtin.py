@@ -5,6 +5,7 @@ from __future__ import annotations
 from pegboard.api.checkpoint import CheckpointSource
 from pegboard.api.command import Command
 from pegboard.api.descriptor import Descriptor
+from pegboard.api.executor_class import ExecutorClass
 from pegboard.api.scheduler_class import SchedulerClass
 from pegboard.api.tokenizer import TokenizerClass
 from pegboard.cli.table import COMMANDS
@@ -22,6 +23,8 @@ def core_descriptors() -> tuple[tuple[str, Descriptor], ...]:
     return (
         *commands,
         ("checkpoint", _safetensors()),
+        ("executor", ExecutorClass("local", "pegboard.runner.local:build_local")),
+        ("executor", ExecutorClass("ranks", "pegboard.runner.ranks:build_ranks", "several")),
         ("scheduler", scheduler),
         ("tokenizer", tokenizer),
     )

@@ -34,12 +34,14 @@ DESCRIPTOR_TYPES = MappingProxyType(
         "command": "pegboard.api.command:Command",
         "connector": "pegboard.api.connector:KVConnector",
         "events": "pegboard.api.events:EventPublisher",
+        "executor": "pegboard.api.executor_class:ExecutorClass",
         "logits": "pegboard.api.logits:LogitsProcessor",
         "model": "pegboard.api.model:ModelFamily",
         "ops": "pegboard.api.ops:OpVersion",
         "platform": "pegboard.api.platform:Platform",
         "quant": "pegboard.api.quant:QuantFormat",
         "scheduler": "pegboard.api.scheduler_class:SchedulerClass",
+        "stat_logger": "pegboard.api.stat_logger:StatLogger",
         "tokenizer": "pegboard.api.tokenizer:TokenizerClass",
     }
 )

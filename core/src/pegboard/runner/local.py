@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from pegboard.api.executor import MemoryProfile, Pending
+from pegboard.api.executor import ExecutorContext, MemoryProfile, Pending
 from pegboard.api.kv import KVCacheConfig, KVSlot
 from pegboard.api.model import LanguageModel
 from pegboard.api.step import StepPlan
@@ -34,7 +34,7 @@ from pegboard.weights.random import DUMMY_SCHEME
 if TYPE_CHECKING:
     from pegboard.plugins import Board
 
-__all__ = ["LocalExecutor"]
+__all__ = ["LocalExecutor", "build_local"]
 
 
 class LocalExecutor:
@@ -255,3 +255,8 @@ class LocalExecutor:
         leaves = (module for module in model.modules() if isinstance(module, Weighted))
         plain = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
         return plain + sum(leaf.runtime_bytes() for leaf in leaves)
+
+
+def build_local(ctx: ExecutorContext) -> LocalExecutor:
+    """Entry of the core's descriptor ``local``."""
+    return LocalExecutor(ctx.board, ctx.config, ctx.model, progress=ctx.progress)

@@ -42,6 +42,7 @@ SURFACES = MappingProxyType(
         "command": _Sort("A command"),
         "connector": _Sort("A KV connector", "connectors", ("msgspec", "torch")),
         "events": _Sort("A publisher of KV events"),
+        "executor": _Sort("An executor"),
         "logits": _Sort("A logits processor", "plugins", ("torch",)),
         "model": _Sort("A model family", "models", ("attrs", "torch")),
         "ops": _Sort("Versions of operations", "plugins", ("torch",)),
@@ -50,6 +51,7 @@ SURFACES = MappingProxyType(
         ),
         "quant": _Sort("A number format", "quant", ("torch",)),
         "scheduler": _Sort("A scheduler"),
+        "stat_logger": _Sort("A stat logger"),
         "tokenizer": _Sort("A tokeniser"),
     }
 )
@@ -105,7 +107,7 @@ def _names(surface: str, name: str) -> dict[str, str]:
             "them, e.g. my-thing"
         )
     sort, words = SURFACES[surface], name.split("-")
-    distribution = f"pegboard-{surface}-{name}"
+    distribution = f"pegboard-{surface}-{name}".replace("_", "-")
     listed = (f"pegboard-core=={__version__}", *sort.dependencies)
     return {
         "name": name,
