@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pegboard.api.levels import API_LEVELS
-from pegboard.cli.dispatch import run
 from pegboard.errors import ConfigError
 from pegboard_testkit.scaffold import SURFACES, write_plugin
 
@@ -85,15 +84,21 @@ def test_there_is_a_template_for_every_surface() -> None:
     assert set(SURFACES) == set(API_LEVELS)
 
 
-def test_the_command_writes_into_the_folder_that_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_into_the_folder_that_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "there"
-    assert run(["plugins", "new", "logits", "pace", "--into", str(folder)]) == 0
-    assert f"pip install -e '{folder}[test]'" in capsys.readouterr().out
+    start = "import sys; from pegboard.cli import main; sys.exit(main())"
+    words = ["plugins", "new", "logits", "pace", "--into", str(folder)]
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", start, *words], capture_output=True, text=True, check=False
+        )
+        for _ in range(2)
+    )
+    assert first.returncode == 0, first.stderr
+    assert f"pip install -e '{folder}[test]'" in first.stdout
     assert (folder / "src/pegboard_logits_pace/rows.py").read_text().count("class PaceRows") == 1
-    assert run(["plugins", "new", "logits", "pace", "--into", str(folder)]) == 2
-    assert "exists and is no empty folder" in capsys.readouterr().err
+    assert second.returncode == 2
+    assert "exists and is no empty folder" in second.stderr
 
 
 @pytest.mark.parametrize("name", ["Pace", "two words", "1st", "a--b", "-a", "class", ""])

@@ -12,10 +12,10 @@ import pytest
 from pegboard.api.scheduler import SchedulerClass, SchedulerContext
 from pegboard.api.step import StepPlan, StepResult
 from pegboard.api.views import EngineOutput, EngineRequest
-from pegboard.plugins import load_plugins
+from pegboard.testing.boards import board_with, own_board
 from pegboard_testkit.scheduler_kit import SchedulerKit
 
-OWN = load_plugins(environ={"VLLM_PLUGINS": ""}).registry("scheduler").get("token-budget")
+OWN = own_board().registry("scheduler").get("token-budget")
 
 
 class TestTokenBudget(SchedulerKit):
@@ -106,15 +106,13 @@ def test_a_wrong_scheduler_fails(
     kit: Callable[[Any], SchedulerKit], scheduler: Any, test: str, said: str
 ) -> None:
     wrong = kit(scheduler)
-    board = type(wrong).__dict__.get("board") or load_plugins(
-        extra=[("scheduler", wrong.scheduler)]
-    )
+    board = board_with("scheduler", wrong.scheduler)
     with pytest.raises(AssertionError, match=said):
         getattr(wrong, test)(board)
 
 
 def test_a_scheduler_that_takes_an_id_twice_fails(kit: Callable[[Any], SchedulerKit]) -> None:
     wrong = kit(Credulous)
-    board = load_plugins(extra=[("scheduler", wrong.scheduler)])
+    board = board_with("scheduler", wrong.scheduler)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         wrong.test_an_id_in_use_and_a_request_that_never_fits_are_refused(board)

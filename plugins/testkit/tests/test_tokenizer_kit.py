@@ -11,11 +11,11 @@ import pytest
 from pegboard import Tokenizer
 from pegboard.api.checkpoint import TokenizerSpec
 from pegboard.api.tokenizer import TokenizerClass
-from pegboard.plugins import load_plugins
+from pegboard.testing.boards import own_board
 from pegboard.testing.checkpoints import ByteVocabulary
 from pegboard_testkit.tokenizer_kit import TokenizerKit
 
-OWN = load_plugins(environ={"VLLM_PLUGINS": ""}).registry("tokenizer").get("hf")
+OWN = own_board().registry("tokenizer").get("hf")
 SPEC = TokenizerSpec(
     ByteVocabulary().json(), "made", 259, bos_token_id=2, eos_token_ids=(1,), add_bos=True
 )

@@ -15,7 +15,10 @@ from pegboard.plugins import Board
 from pegboard.testing.toy import ToyExecutor
 from pegboard.testing.toy_engine import Told
 
-__all__ = ["CoreRun", "toy_core"]
+__all__ = ["CoreRun", "ToyCore", "toy_core"]
+
+ToyCore = EngineCore
+"""The type of what `toy_core` makes."""
 
 
 def toy_core(

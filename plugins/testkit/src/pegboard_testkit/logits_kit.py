@@ -34,8 +34,8 @@ from pegboard.api.logits import (
     Rows,
 )
 from pegboard.errors import RequestError
+from pegboard.testing.boards import board_with
 from pegboard.testing.checkpoints import write_tiny_model
-from pegboard_testkit.boards import board_with
 
 __all__ = ["LogitsKit"]
 

@@ -22,8 +22,8 @@ import torch
 from pegboard import LLM, SamplingParams
 from pegboard.api.platform import DeviceRuntime, Platform, ProbeResult
 from pegboard.errors import UnsupportedError
+from pegboard.testing.boards import board_with
 from pegboard.testing.checkpoints import write_tiny_model
-from pegboard_testkit.boards import board_with
 from pegboard_testkit.near_tie import assert_same, compare
 
 __all__ = ["PlatformKit"]

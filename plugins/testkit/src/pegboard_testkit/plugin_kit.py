@@ -15,7 +15,8 @@ from typing import Any
 import attrs
 
 from pegboard.api.descriptor import LazyRef
-from pegboard.plugins import VARIABLE, Board, PluginRecord, load_plugins
+from pegboard.testing.boards import Board, PluginRecord, board_of
+from pegboard.testing.toy_connected import installed_board
 
 __all__ = ["PluginKit"]
 
@@ -27,27 +28,27 @@ class PluginKit:
     """Its id: the name of its entry point."""
 
     def test_it_is_ready(self) -> None:
-        record = self._record(load_plugins())
+        record = self._record(installed_board())
         assert record.state == "ready", f"it is {record.state}: {record.reason}"
         assert not record.notes, "; ".join(record.notes)
         assert record.registered, "it registers nothing"
 
     def test_it_needs_no_other_plugin_to_be_ready(self) -> None:
-        board = load_plugins(environ={VARIABLE: self.plugin})
+        board = board_of(self.plugin)
         others = [record for record in board.plugins if record.id != self.plugin]
         assert all(record.state == "blocked" for record in others)
         record = self._record(board)
         assert record.state == "ready", f"alone, it is {record.state}: {record.reason}"
 
     def test_every_lazy_reference_leads_somewhere(self) -> None:
-        board = load_plugins()
+        board = installed_board()
         for surface, name, _ in self._record(board).registered:
             for field, reference in _references(board.registry(surface).get(name)):
                 value = reference.load()
                 assert callable(value), f"{surface} {name!r}: {field} is no callable but {value!r}"
 
     def test_what_it_registers_is_known_as_its_own(self) -> None:
-        board = load_plugins()
+        board = installed_board()
         record = self._record(board)
         for surface, name, claims in record.registered:
             for key in (name, *claims):
@@ -55,9 +56,8 @@ class PluginKit:
 
     def test_start_up_imports_no_torch(self) -> None:
         code = (
-            "import sys\nfrom pegboard.plugins import load_plugins\n"
-            f"load_plugins(environ={{{VARIABLE!r}: {self.plugin!r}}})\n"
-            "sys.exit('torch' in sys.modules)"
+            "import sys; from pegboard.testing.boards import board_of; "
+            f"board_of({self.plugin!r}); sys.exit('torch' in sys.modules)"
         )
         outcome = subprocess.run([sys.executable, "-c", code], check=False)
         assert outcome.returncode == 0, "torch is imported; keep that behind lazy references"

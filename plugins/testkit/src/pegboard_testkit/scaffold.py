@@ -13,7 +13,7 @@ from typing import Annotated
 import attrs
 import typer
 
-from pegboard.__about__ import __version__
+from pegboard import __version__
 from pegboard.errors import ConfigError
 
 __all__ = ["SURFACES", "new", "write_plugin"]

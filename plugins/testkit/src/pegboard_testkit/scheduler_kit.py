@@ -25,13 +25,11 @@ from pegboard.api.params import SamplingParams
 from pegboard.api.scheduler_class import SchedulerClass
 from pegboard.api.step import StepPlan
 from pegboard.api.views import EngineRequest
-from pegboard.engine.core import EngineCore
 from pegboard.errors import RequestError, ResourceError
-from pegboard.plugins import Board
+from pegboard.testing.boards import Board, board_with
 from pegboard.testing.toy import ToyExecutor, toy_generate
-from pegboard.testing.toy_core import CoreRun, toy_core
+from pegboard.testing.toy_core import CoreRun, ToyCore, toy_core
 from pegboard.testing.toy_engine import toy_request
-from pegboard_testkit.boards import board_with
 
 __all__ = ["SchedulerKit"]
 
@@ -170,7 +168,7 @@ class SchedulerKit:
         overlap: bool,
         executor: ToyExecutor | None = None,
         **options: Any,
-    ) -> EngineCore:
+    ) -> ToyCore:
         """A toy engine with the scheduler under test."""
         least = {"max_num_batched_tokens": 24} if self.chunks else {"max_num_batched_tokens": 256}
         merged = {**least, "scheduler_cls": self.scheduler.name, **options, **self.options}
@@ -212,7 +210,7 @@ class SchedulerKit:
 class _Watch:
     """Looks at every plan of an engine."""
 
-    def __init__(self, engine: EngineCore) -> None:
+    def __init__(self, engine: ToyCore) -> None:
         self.plans = 0
         self._plan = engine.scheduler.plan
         engine.scheduler.plan = self.plan  # type: ignore[method-assign]
@@ -242,7 +240,7 @@ class _Watch:
 class _Storm:
     """Adds, steps, aborts, finishes and resyncs at random."""
 
-    def __init__(self, kit: SchedulerKit, engine: EngineCore) -> None:
+    def __init__(self, kit: SchedulerKit, engine: ToyCore) -> None:
         self.done = Counter[str]()
         self._kit = kit
         self._run = CoreRun(engine)

@@ -25,9 +25,8 @@ import pytest
 
 from pegboard.api.checkpoint import TokenizerSpec
 from pegboard.api.tokenizer import TextTokenizer, TokenizerClass
-from pegboard.config.tokenizer import build_tokenizer
 from pegboard.errors import RequestError
-from pegboard_testkit.boards import board_with
+from pegboard.testing.boards import built_tokenizer
 
 __all__ = ["TokenizerKit"]
 
@@ -68,8 +67,7 @@ class TokenizerKit:
     def built(self, tmp_path: Path) -> TextTokenizer:
         """As the engine builds it."""
         self.write(tmp_path)
-        board = board_with("tokenizer", self.tokenizer)
-        return build_tokenizer(board, self.spec(tmp_path), self.tokenizer.name)
+        return built_tokenizer(self.tokenizer, self.spec(tmp_path))
 
     def test_it_finds_its_own_files_and_no_others(self, tmp_path: Path) -> None:
         if self.tokenizer.find is None:
