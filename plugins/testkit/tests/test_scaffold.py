@@ -12,6 +12,7 @@ import pytest
 
 from pegboard.api.levels import API_LEVELS
 from pegboard.errors import ConfigError
+from pegboard.testing.checkpoints import write_tiny_model
 from pegboard_testkit.scaffold import SURFACES, write_plugin
 
 if sys.version_info >= (3, 11):
@@ -108,3 +109,29 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="SURFACE='colour' is not allowed: one of alias, att"):
         write_plugin("colour", "pace", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.accept
+def test_a_wheel_of_a_logits_processor_serves_the_command_line(tmp_path: Path) -> None:
+    """Installed, it is used; taken away, its argument is refused."""
+    model = write_tiny_model(tmp_path / "model", seed=3)
+    folder, site = write_plugin("logits", "pace", tmp_path / "source"), tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "--quiet", "install", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--no-build-isolation", "--target", str(site), str(folder)], check=True)
+    start = "import sys; from pegboard.cli import main; sys.exit(main())"
+    words = ["run", str(model), "a text", "--raw", "-q", "--temperature", "0", "--max-tokens", "9"]
+    options = ["--platform", "null", "--dtype", "float32", "--max-model-len", "64"]
+
+    def answer(*more: str, path: str = str(site)) -> subprocess.CompletedProcess[bytes]:
+        line = [sys.executable, "-c", start, *words, *options, *more]
+        environ = {**os.environ, "PYTHONPATH": path}
+        return subprocess.run(line, env=environ, capture_output=True, check=False)
+
+    plain, asked = answer(), answer("--extra-args", '{"pace": 40}')
+    assert plain.returncode == asked.returncode == 0, plain.stderr + asked.stderr
+    assert plain.stdout != asked.stdout
+    named = answer("-o", "logits_processors=pace")
+    assert named.returncode == 0, named.stderr
+    gone = answer("--extra-args", '{"pace": 40}', path="")
+    assert gone.returncode == 2
+    assert b"no logits processor has this argument" in gone.stderr

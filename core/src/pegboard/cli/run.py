@@ -13,11 +13,13 @@ from pegboard.api.params import SamplingParams
 from pegboard.cli.options import (
     BackendOption,
     EventsOption,
+    ExtraArgsOption,
     PlatformOption,
     RanksOption,
     TransferOption,
     engine_options,
     loading_bar,
+    read_extra_args,
 )
 from pegboard.cli.streams import read_input, say
 from pegboard.errors import RequestError
@@ -54,6 +56,7 @@ def run(
     platform: PlatformOption = None,
     attention_backend: BackendOption = None,
     tensor_parallel_size: RanksOption = None,
+    extra_args: ExtraArgsOption = None,
     kv_events_config: EventsOption = None,
     kv_transfer_config: TransferOption = None,
     option: Annotated[
@@ -68,15 +71,14 @@ def run(
     if quiet:
         setup_logging(level="ERROR")
     given: dict[str, Any] = {
+        "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
         "seed": seed,
+        "extra_args": read_extra_args(extra_args),
     }
-    sampling: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        **{k: v for k, v in given.items() if v is not None},
-    }
+    sampling = {name: value for name, value in given.items() if value is not None}
     SamplingParams(**sampling)  # a bad value is found before the model is loaded
     flags = {
         "dtype": dtype,
