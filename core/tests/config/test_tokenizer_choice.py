@@ -37,9 +37,9 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     vars(module).update(
         find=find,
-        build=Tokenizer.from_spec,
-        fail=lambda spec: spec.nothing,
-        nothing=lambda spec: object(),
+        build=lambda ctx: Tokenizer.from_spec(ctx.spec),
+        fail=lambda ctx: ctx.nothing,
+        nothing=lambda ctx: object(),
         text=lambda path: "runes",
     )
     monkeypatch.setitem(sys.modules, "kinds_of_tests", module)

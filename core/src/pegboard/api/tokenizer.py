@@ -15,9 +15,10 @@ from typing import Protocol
 
 import attrs
 
+from pegboard.api.checkpoint import TokenizerSpec
 from pegboard.api.descriptor import LazyRef, lazy_ref
 
-__all__ = ["Detokenizer", "TextTokenizer", "TokenizerClass"]
+__all__ = ["Detokenizer", "TextTokenizer", "TokenizerClass", "TokenizerContext"]
 
 
 @attrs.frozen
@@ -26,14 +27,21 @@ class TokenizerClass:
 
     name: str
     build: LazyRef = attrs.field(converter=lazy_ref)
-    """A callable ``(TokenizerSpec) -> TextTokenizer``. Raises `CheckpointError` naming the file for
-    a specification that is damaged, `UnsupportedError` for one that it cannot serve."""
+    """A callable ``(TokenizerContext) -> TextTokenizer``. Raises `CheckpointError` naming the file
+    for a specification that is damaged, `UnsupportedError` for one that it cannot serve."""
     find: LazyRef | None = attrs.field(default=None, converter=attrs.converters.optional(lazy_ref))
     """A callable ``(path: str) -> TokenizerSpec | None`` that looks for the files of this kind in a
     checkpoint (a file or a folder). Asked where the source has none, and by ``tokenizer_mode``."""
 
     def claims(self) -> tuple[str, ...]:
         return ()
+
+
+@attrs.frozen
+class TokenizerContext:
+    """What a tokeniser is built from."""
+
+    spec: TokenizerSpec
 
 
 class Detokenizer(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pegboard.api.checkpoint import TokenizerSpec
-from pegboard.api.tokenizer import TextTokenizer, TokenizerClass
+from pegboard.api.tokenizer import TextTokenizer, TokenizerClass, TokenizerContext
 from pegboard.errors import (
     ConfigError,
     PegboardError,
@@ -69,7 +69,7 @@ def build_tokenizer(board: Board, spec: TokenizerSpec, mode: str = AUTO) -> Text
         chosen: TokenizerClass = board.require("tokenizer", spec.kind, wanted_by=spec.source)
     else:
         chosen = _named(board, mode)
-    made = _call(chosen, "build", chosen.build.load(), spec)
+    made = _call(chosen, "build", chosen.build.load(), TokenizerContext(spec))
     missing = [name for name in _MEMBERS if not hasattr(made, name)]
     if missing:
         raise PluginError(

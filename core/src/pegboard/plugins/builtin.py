@@ -19,7 +19,7 @@ def core_descriptors() -> tuple[tuple[str, Descriptor], ...]:
     scheduler = SchedulerClass(
         "token-budget", "pegboard.scheduler:build_scheduler", max_in_flight=2, transfers=True
     )
-    tokenizer = TokenizerClass("hf", "pegboard.text.tokenizer:Tokenizer.from_spec")
+    tokenizer = TokenizerClass("hf", "pegboard.text.tokenizer:build_own")
     return (
         *commands,
         ("checkpoint", _safetensors()),

@@ -10,12 +10,13 @@ import msgspec
 import tokenizers
 
 from pegboard.api.checkpoint import TokenizerSpec
+from pegboard.api.tokenizer import TokenizerContext
 from pegboard.errors import CheckpointError, RequestError
 from pegboard.text.codec import codec_from_decoder
 from pegboard.text.detokenizer import IncrementalDetokenizer
 from pegboard.text.pieces import PieceJoiner, Vocabulary
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "build_own"]
 
 
 class _AddedToken(msgspec.Struct):
@@ -209,6 +210,11 @@ class Tokenizer:
         if tail and tail[-1] in self.spec.eos_token_ids and ids[-1:] == [tail[-1]]:
             tail = tail[:-1]
         return [*head, *ids, *tail]
+
+
+def build_own(ctx: TokenizerContext) -> Tokenizer:
+    """Entry of the core's descriptor ``hf``."""
+    return Tokenizer.from_spec(ctx.spec)
 
 
 def _read(spec: TokenizerSpec) -> tuple[tokenizers.Tokenizer, _SerialisedParts]:
