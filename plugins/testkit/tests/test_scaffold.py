@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-QUICK = ("alias", "command", "logits", "ops", "quant", "scheduler", "tokenizer")
+QUICK = ("logits", "ops", "quant")
 """Those whose tests take a second or two."""
 
 
