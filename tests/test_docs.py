@@ -156,6 +156,17 @@ def test_plugins_shown_in_the_docs_install_and_run(
         install_and_run(page, folder, folder / "installed")
 
 
+def test_the_smallest_model_plugin_has_at_most_20_lines(repo_root: Path) -> None:
+    files = example_files(repo_root / "docs/smallest-model-plugin.md")
+    lines = [
+        line
+        for name in ("pyproject.toml", "pegboard_tinier.py")
+        for line in files[name].splitlines()[1:]
+        if line
+    ]
+    assert 10 < len(lines) <= 20, len(lines)
+
+
 def untimed(output: str) -> str:
     """Output without how long something took."""
     return re.sub(r"in \d+\.\d+s", "in some seconds", output)

@@ -162,3 +162,20 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     )
     os.close(writer)
     assert done.returncode == 1 and done.stderr == ""
+
+
+def test_a_command_that_no_plugin_brought_is_told_with_who_would(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    assert dispatch.run(["plugins", "new", "logits", "pace"]) == 1
+    error = capsys.readouterr().err
+    assert "no loaded plugin provides command 'plugins new'" in error
+    assert "pegboard-testkit" in error and "VLLM_PLUGINS" in error
+
+
+def test_arguments_of_logits_processors_are_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch.run(["run", "nowhere", "text", "--extra-args", "{pace"]) == 2
+    assert "--extra-args '{pace' is not allowed: no JSON" in capsys.readouterr().err
+    assert dispatch.run(["run", "nowhere", "text", "--extra-args", "[1]"]) == 2
+    assert "extra_args=[1] is not allowed: a mapping" in capsys.readouterr().err

@@ -7,8 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from pegboard.api.executor import Pending
+from pegboard.api.params import SamplingParams
 from pegboard.api.step import LateInputs, NewRow, StepPlan, StepResult
 from pegboard.api.views import EngineOutput
+from pegboard.config.logits import LogitsRoster
+from pegboard.engine.late import HostTokens, JoinedLate, late_source
+from pegboard.testing.processors import SCRIPTED_PROCESSORS
 from pegboard.testing.scripted_masks import Rule, ScriptedMasks, by_the_third
 from pegboard.testing.toy import ToyExecutor, toy_generate
 from pegboard.testing.toy_core import CoreRun, toy_core
@@ -73,6 +77,26 @@ def test_a_step_without_masks_is_sampled_at_once_and_one_with_masks_after_the_up
         engine.scheduler.update = noted  # type: ignore[method-assign]
         CoreRun(engine, [toy_request("a", [masked], 10)]).finish()
         assert calls[:7] == expected
+
+
+def test_masks_and_tokens_for_processors_come_together() -> None:
+    roster = LogitsRoster(SCRIPTED_PROCESSORS)
+    assert late_source(None, LogitsRoster()) is None
+    assert isinstance(late_source(None, roster), HostTokens)
+    late = late_source(ScriptedMasks(TOY_VOCABULARY, by_the_third), roster)
+    assert isinstance(late, JoinedLate)
+    asking = SamplingParams(temperature=0.0, extra_args={"scripted_parity": 1})
+    free = SamplingParams(temperature=0.0)
+    rows = [NewRow(n, [n, 5], [], p, 0, 0, [], [[]]) for n, p in enumerate((asking, free, free))]
+    first = StepPlan(0, [0, 1, 2], [0] * 3, [2] * 3, [True] * 3, [[[]]] * 3, new_rows=rows)
+    second = StepPlan(1, [0, 1, 2], [2] * 3, [1] * 3, [True] * 3, [[[]]] * 3)
+    assert not late.planned(first)
+    made = late.inputs(first)
+    assert (set(made.masks), made.token_ids) == ({1}, {})
+    assert late.planned(second), "the tokens of the first step are wanted, for two reasons"
+    late.updated(first, StepResult(0, [0, 1, 2], [[7], [8], [9]]))
+    made = late.inputs(second)
+    assert (set(made.masks), made.token_ids) == ({1}, {0: [7]})
 
 
 def test_a_grammar_that_allows_nothing_ends_its_request_alone() -> None:

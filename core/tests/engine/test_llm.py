@@ -137,7 +137,7 @@ def test_a_chat_option_of_a_wrong_type_is_refused_by_name(
 def test_a_bad_template_is_found_before_weights_are_read(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pegboard.engine.build.LOCAL_EXECUTOR", None)  # would load the weights
+    monkeypatch.setattr("pegboard.engine.build.make_executor", None)  # would load the weights
     for given in ("{% for x %}", "chatml", str(model)):
         with pytest.raises(ConfigError, match="template"):
             LLM(str(model), chat_template=given, **SMALL)

@@ -123,7 +123,7 @@ def test_where_nothing_is_known_the_loaded_names_are_listed(site: Any) -> None:
 
 
 def test_an_unknown_surface_is_refused(site: Any) -> None:
-    with pytest.raises(PluginError, match="no surface 'platfrom'; there are attention"):
+    with pytest.raises(PluginError, match="no surface 'platfrom'; there are alias, attention"):
         site.load().registry("platfrom")
 
 

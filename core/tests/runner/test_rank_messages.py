@@ -20,7 +20,12 @@ from pegboard.runner import wire
 
 def test_a_plan_arrives_as_it_was_sent() -> None:
     params = SamplingParams(
-        temperature=0.7, seed=-(2**63), stop=["x"], logit_bias={3: -1.5}, stop_token_ids=[4]
+        temperature=0.7,
+        seed=-(2**63),
+        stop=["x"],
+        logit_bias={3: -1.5},
+        stop_token_ids=[4],
+        extra_args={"pace": {"of": [1, 2.5, None]}},
     )
     row = NewRow(2, [1, 2, 3], [9], params, 2**64 - 1, 1, [5], [[7], [8, 9]])
     plan = StepPlan(
@@ -42,7 +47,7 @@ def test_a_plan_arrives_as_it_was_sent() -> None:
 
 
 def test_late_inputs_and_results_arrive_as_they_were_sent() -> None:
-    late = LateInputs(4, {2: bytes(range(256))})
+    late = LateInputs(4, {2: bytes(range(256))}, {0: [7, 8]})
     assert wire.read_late(wire.late(late)[1:]) == late
     entry = TokenLogprobs([5, 6], [-0.5, -9999.0], 2)
     result = StepResult(

@@ -13,10 +13,12 @@ from pegboard.api.kv import KVTensors
 from pegboard.api.ops import OpVersion
 from pegboard.api.platform import Immediate
 from pegboard.api.step import LateInputs
+from pegboard.config.logits import LogitsRoster
 from pegboard.errors import UnsupportedError
 from pegboard.nn import OpTable
 from pegboard.nn.cache_ops import paged_view
 from pegboard.runner.recorded import bucket_sizes
+from pegboard.testing.processors import SCRIPTED_PROCESSORS
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 BLOCK = 4
@@ -82,6 +84,7 @@ def recording_driver(make_driver, execution):
         backend={"capture": "whole", "fused_kv_write": False},
         ops=OpTable.choose([choose], platform="test", dtype="float32"),
         execution=execution,
+        processors=LogitsRoster(SCRIPTED_PROCESSORS),
     )
     made.runner.record()
     return made
@@ -172,12 +175,14 @@ def test_mixed_steps_and_recorded_ones_take_turns(driver):
         {"logprobs": 3},
         {"logit_bias": {4: 3.0}},
         {"temperature": 1.0, "seed": 9, "min_p": 0.2},
+        {"extra_args": {"scripted_gap": 8}},
+        {"temperature": 1.0, "seed": 4, "extra_args": {"scripted_sharpness": 0.4}},
     ],
 )
 def test_every_kind_of_sampling_gives_what_a_step_without_recording_gives(
     driver, make_driver, params
 ):
-    plain = make_driver(groups=2)
+    plain = make_driver(groups=2, processors=LogitsRoster(SCRIPTED_PROCESSORS))
     for either in (driver, plain):
         either.add(0, PROMPT, max_tokens=40, **params)
         either.add(1, PROMPT[3:], max_tokens=40)
@@ -187,6 +192,22 @@ def test_every_kind_of_sampling_gives_what_a_step_without_recording_gives(
         for _ in range(12):
             driver_step(either, {0: 1, 1: 1}, found)
     assert mates[0] == mates[1]
+    assert replays(driver) == 12
+
+
+def test_only_rows_that_a_processor_may_change_are_chosen_outside_the_recording(driver):
+    chosen = []
+    choose = driver.runner._recordings.choose
+    driver.runner._recordings.choose = lambda rows: chosen.append(rows) or choose(rows)
+    for extra, recorded in ({"scripted_gap": 3}, 0), ({"scripted_sharpness": 3.0}, 6):
+        chosen.clear()
+        driver.add(0, PROMPT, max_tokens=40, extra_args=extra)  # greedy
+        driver.step({0: len(PROMPT)})
+        for _ in range(6):
+            driver.step({0: 1})
+        driver.free(0)
+        driver.step({})
+        assert len(chosen) == recorded
     assert replays(driver) == 12
 
 

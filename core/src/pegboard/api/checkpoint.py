@@ -65,6 +65,9 @@ class TokenizerSpec:
     add_eos: bool | None = None
     special_tokens: Mapping[str, str] = attrs.field(factory=dict)
     """Texts that chat templates may name, e.g. ``{"bos_token": "<s>"}``."""
+    kind: str = "hf"
+    """The tokeniser that reads `json`, which may be any text for another than the core's own; see
+    `pegboard.api.tokenizer`."""
 
 
 class StoredTensor(Protocol):

@@ -1,21 +1,28 @@
 """Surface *executor*: the only thing of the engine that reaches tensors. It owns runners, here or
 elsewhere.
 
+The core registers ``local`` (in this process) and ``ranks`` (a process for each of
+``tensor_parallel_size`` devices); ``distributed_executor_backend`` asks for one by name.
+
 Called by: `EngineCore`. Order: `load`, `kv_slots`, `profile`, `allocate`, `warm_up`, then
 `execute` for each step, at last `close`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
+import attrs
 import msgspec
 
+from pegboard.api.executor_class import ExecutorClass
 from pegboard.api.kv import KVCacheConfig, KVSlot
+from pegboard.api.metrics import PluginMetrics
 from pegboard.api.step import LateInputs, StepPlan, StepResult
 from pegboard.api.transfer import ConnectorLink
 
-__all__ = ["Executor", "MemoryProfile", "Pending"]
+__all__ = ["Executor", "ExecutorClass", "ExecutorContext", "MemoryProfile", "Pending"]
 
 
 class MemoryProfile(msgspec.Struct):
@@ -99,3 +106,24 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@attrs.frozen
+class ExecutorContext:
+    """What an executor is built from."""
+
+    config: Any
+    """`pegboard.EngineConfig`."""
+    model: Any
+    """The model as it was understood before a device was chosen:
+    `pegboard.config.model.ResolvedModel`."""
+    board: Any
+    """What is installed, for the core's own executors: `pegboard.plugins.Board`."""
+    build: Callable[[str], Executor]
+    """Builds another executor for the same engine, by its registered name, to go around it."""
+    progress: Callable[[int, int], Any] | None = None
+    """To be called with (bytes loaded, bytes in all) while weights stream in."""
+    settings: Any = None
+    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
+    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
+    """The plugin's own namespace of metrics."""

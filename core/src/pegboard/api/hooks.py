@@ -24,17 +24,22 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from pegboard.api.alias import ModelAlias
     from pegboard.api.attention import AttentionBackend
     from pegboard.api.checkpoint import CheckpointSource
     from pegboard.api.command import Command
     from pegboard.api.connector import KVConnector
     from pegboard.api.context import PluginContext
     from pegboard.api.events import EventPublisher
+    from pegboard.api.executor_class import ExecutorClass
+    from pegboard.api.logits import LogitsProcessor
     from pegboard.api.model import ModelFamily
     from pegboard.api.ops import OpVersion
     from pegboard.api.platform import Platform
     from pegboard.api.quant import QuantFormat
     from pegboard.api.scheduler import SchedulerClass
+    from pegboard.api.stat_logger import StatLogger
+    from pegboard.api.tokenizer import TokenizerClass
 
 __all__ = ["HOOK_SURFACES", "SETTINGS_HOOK", "Hooks", "hookimpl", "hookspec"]
 
@@ -47,11 +52,16 @@ HOOK_SURFACES = {
     "pegboard_commands": "command",
     "pegboard_connectors": "connector",
     "pegboard_event_publishers": "events",
+    "pegboard_executors": "executor",
+    "pegboard_logits_processors": "logits",
+    "pegboard_model_aliases": "alias",
     "pegboard_model_families": "model",
     "pegboard_ops": "ops",
     "pegboard_platforms": "platform",
     "pegboard_quant_formats": "quant",
     "pegboard_schedulers": "scheduler",
+    "pegboard_stat_loggers": "stat_logger",
+    "pegboard_tokenizers": "tokenizer",
 }
 """Which surface each hook registers into."""
 
@@ -78,6 +88,11 @@ class Hooks:
     def pegboard_model_families(self, ctx: PluginContext) -> Iterable[ModelFamily]:
         """Model families: configuration reader, module builder and weight map for a set of
         architectures."""
+        return ()
+
+    @hookspec
+    def pegboard_model_aliases(self, ctx: PluginContext) -> Iterable[ModelAlias]:
+        """Further names for architectures that a model family has."""
         return ()
 
     @hookspec
@@ -118,6 +133,26 @@ class Hooks:
     @hookspec
     def pegboard_schedulers(self, ctx: PluginContext) -> Iterable[SchedulerClass]:
         """Schedulers."""
+        return ()
+
+    @hookspec
+    def pegboard_logits_processors(self, ctx: PluginContext) -> Iterable[LogitsProcessor]:
+        """Logits processors, for requests that ask for them."""
+        return ()
+
+    @hookspec
+    def pegboard_executors(self, ctx: PluginContext) -> Iterable[ExecutorClass]:
+        """Executors."""
+        return ()
+
+    @hookspec
+    def pegboard_stat_loggers(self, ctx: PluginContext) -> Iterable[StatLogger]:
+        """Loggers of what the engine does, step by step."""
+        return ()
+
+    @hookspec
+    def pegboard_tokenizers(self, ctx: PluginContext) -> Iterable[TokenizerClass]:
+        """Kinds of tokenisers."""
         return ()
 
     @hookspec

@@ -14,15 +14,20 @@ __all__ = ["API_LEVELS"]
 
 API_LEVELS = MappingProxyType(
     {
+        "alias": 0,
         "attention": 0,
         "checkpoint": 0,
         "command": 0,
         "connector": 0,
         "events": 0,
+        "executor": 0,
+        "logits": 0,
         "model": 0,
         "ops": 0,
         "platform": 0,
         "quant": 0,
         "scheduler": 0,
+        "stat_logger": 0,
+        "tokenizer": 0,
     }
 )

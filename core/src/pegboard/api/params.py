@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from pegboard.api.extra_args import plain_arguments
 from pegboard.errors import RequestError
 
 __all__ = [
@@ -63,9 +64,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """How the tokens of a request are chosen and when it ends.
 
     Logits pass, in this order: `allowed_token_ids`, `logit_bias`, `min_tokens` (end ids masked),
-    repetition, frequency and presence penalties; then, unless greedy, `temperature`, `min_p`,
-    `top_k`, `top_p`. A temperature of 0 is greedy. Numbers of other libraries (numpy's scalars) are
-    taken and kept as Python's.
+    repetition, frequency and presence penalties, logits processors (`extra_args`); then, unless
+    greedy, `temperature`, `min_p`, `top_k`, `top_p`. A temperature of 0 is greedy. Numbers of other
+    libraries (numpy's scalars) are taken and kept as Python's.
     """
 
     n: int = 1
@@ -107,6 +108,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    extra_args: dict[str, Any] | None = None
+    """Arguments of logits processors, plain values by name; see `pegboard.api.logits`."""
 
     def __post_init__(self) -> None:
         _own_numbers(self)
@@ -194,6 +197,8 @@ def _own_lists(params: SamplingParams) -> None:
     if params.logit_bias is not None:
         bias = {operator.index(token): float(v) for token, v in params.logit_bias.items()}
         msgspec.structs.force_setattr(params, "logit_bias", bias)
+    if params.extra_args is not None:
+        msgspec.structs.force_setattr(params, "extra_args", plain_arguments(params.extra_args))
 
 
 def _check_types(params: SamplingParams) -> None:

@@ -115,6 +115,9 @@ class LateInputs(msgspec.Struct):
     step_id: int
     masks: dict[int, bytes] = msgspec.field(default_factory=dict)
     """Slot → allowed-token bitmask, little-endian, one bit per token of the vocabulary."""
+    token_ids: dict[int, list[int]] = msgspec.field(default_factory=dict)
+    """Slot → tokens sampled since the row's last late inputs, of rows whose logits processors need
+    them on the host."""
 
 
 class TokenLogprobs(msgspec.Struct):

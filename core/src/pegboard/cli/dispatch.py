@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pegboard.api.command import Command
     from pegboard.plugins import Board
 
-__all__ = ["TRACEBACK_VARIABLE", "ArgvCommand", "run"]
+__all__ = ["TRACEBACK_VARIABLE", "ArgvCommand", "invoke", "run"]
 
 TRACEBACK_VARIABLE = "PEGBOARD_TRACEBACK"
 
@@ -89,7 +89,7 @@ def _dispatch(words: list[str]) -> int:
         raise ConfigError(
             f"there is no option {words[0]!r} before the command; see 'pegboard --help'"
         )
-    return _invoke(_load(words[0]), words[0], words[1:])
+    return invoke(_load(words[0]), words[0], words[1:])
 
 
 def _load(name: str) -> Any:
@@ -107,7 +107,8 @@ def _load(name: str) -> Any:
     return command.app.load()
 
 
-def _invoke(app: Any, name: str, words: list[str]) -> int:
+def invoke(app: Any, name: str, words: list[str]) -> int:
+    """Run the application of a command called `name`; its exit code."""
     if isinstance(app, ArgvCommand):
         return app.function(words)
     import typer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ __all__ = [
     "BackendOption",
     "EventsOption",
     "ExceptOption",
+    "ExtraArgsOption",
     "LoadingBar",
     "LockOption",
     "PlatformOption",
@@ -31,6 +33,7 @@ __all__ = [
     "engine_flags",
     "engine_options",
     "loading_bar",
+    "read_extra_args",
 ]
 
 PlatformOption = Annotated[
@@ -45,6 +48,9 @@ RanksOption = Annotated[
 EventsOption = Annotated[
     str | None,
     typer.Option(help="JSON: whether and where events of the prefix cache are published."),
+]
+ExtraArgsOption = Annotated[
+    str | None, typer.Option(help="JSON: arguments of logits processors that plugins bring.")
 ]
 TransferOption = Annotated[
     str | None, typer.Option(help="JSON: the KV connector and its settings.")
@@ -141,6 +147,17 @@ def _convert(name: str, value: str, kind: str) -> Any:
     if isinstance(converted, float) and math.isnan(converted):
         raise ConfigError(f"{name}={value!r} is not allowed: it must be a number")
     return converted
+
+
+def read_extra_args(text: str | None) -> Any:
+    """The value of ``--extra-args``, checked further by `SamplingParams`. Raises `ConfigError` for
+    what is no JSON."""
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--extra-args {text!r} is not allowed: no JSON ({error})") from None
 
 
 class LoadingBar:

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from pegboard.cli.dispatch import ArgvCommand
+from pegboard.cli.dispatch import ArgvCommand, invoke
 from pegboard.plugins import VARIABLE, Board, LoadPolicy, PluginRecord, build_board
 
 __all__ = ["COMMANDS", "app"]
@@ -29,6 +29,7 @@ COMMANDS = {
     "lock": "write down which plugins run here, with the hashes of their files",
     "verify": "compare the installed plugins with a lock; exits with 1 if they differ",
 }
+NEW = "plugins new"
 
 
 def _main(words: Sequence[str]) -> int:
@@ -55,6 +56,9 @@ def _main(words: Sequence[str]) -> int:
         )
         if name == "doctor":
             _add_doctor_options(command)
+    commands.add_parser("new", help="write a small complete plugin, with its tests", add_help=False)
+    if words[:1] == ["new"]:
+        return _write_new(words[1:])
     try:
         options = parser.parse_args(words)
     except SystemExit as done:
@@ -84,6 +88,13 @@ def _add_doctor_options(command: argparse.ArgumentParser) -> None:
 
 
 app = ArgvCommand(_main)
+
+
+def _write_new(words: Sequence[str]) -> int:
+    """What a plugin registers as the command of this name."""
+    board = build_board(surfaces=("command",))
+    command = board.require("command", NEW, wanted_by=f"pegboard {NEW}")
+    return invoke(command.app.load(), NEW, list(words))
 
 
 def _as_json(board: Board) -> str:

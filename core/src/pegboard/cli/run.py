@@ -14,6 +14,7 @@ from pegboard.cli.options import (
     BackendOption,
     EventsOption,
     ExceptOption,
+    ExtraArgsOption,
     LockOption,
     PlatformOption,
     PluginConfigOption,
@@ -24,6 +25,7 @@ from pegboard.cli.options import (
     engine_flags,
     engine_options,
     loading_bar,
+    read_extra_args,
 )
 from pegboard.cli.streams import read_input, say
 from pegboard.errors import RequestError
@@ -60,6 +62,7 @@ def run(
     platform: PlatformOption = None,
     attention_backend: BackendOption = None,
     tensor_parallel_size: RanksOption = None,
+    extra_args: ExtraArgsOption = None,
     kv_events_config: EventsOption = None,
     kv_transfer_config: TransferOption = None,
     strict_plugins: StrictOption = None,
@@ -78,7 +81,7 @@ def run(
 
     if quiet:
         setup_logging(level="ERROR")
-    sampling = _sampling(max_tokens, temperature, top_p, top_k, seed)
+    sampling = _sampling(max_tokens, temperature, top_p, top_k, seed, read_extra_args(extra_args))
     flags = engine_flags(locals())
     settings = engine_options(option or [], flags)
     text = read_input() if prompt == "-" else prompt
@@ -93,9 +96,16 @@ def _sampling(
     top_p: float | None,
     top_k: int | None,
     seed: int | None,
+    extra_args: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """What was given, checked: a bad value is found before the model is loaded."""
-    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+    given: dict[str, Any] = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+        "extra_args": extra_args,
+    }
     sampling: dict[str, Any] = {
         "max_tokens": max_tokens,
         **{name: value for name, value in given.items() if value is not None},

@@ -121,6 +121,19 @@ def _path_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+def _names(given: Any) -> Any:
+    """A list of names, or names with commas between them, as a tuple."""
+    if isinstance(given, str):
+        return tuple(name.strip() for name in given.split(","))
+    return tuple(given) if isinstance(given, (list, tuple)) else given
+
+
+def _distinct_names(_: Any, field: attrs.Attribute[Any], value: object) -> None:
+    good = isinstance(value, tuple) and all(isinstance(name, str) and name for name in value)
+    if not good or len(set(value)) < len(value):  # type: ignore[call-overload,arg-type]
+        raise _reject(field.name, value, "a list of distinct names")
+
+
 def _transfer_config(given: Any) -> KVTransferConfig | None:
     """Accept a mapping or JSON text where a connector's settings are wanted."""
     return None if given is None else KVTransferConfig.make(given)
@@ -136,6 +149,8 @@ class EngineConfig:
         default=None, converter=_path_text, validator=_text(optional=True)
     )
     """Path or hub id of another checkpoint's tokeniser. None: the model's."""
+    tokenizer_mode: str = attrs.field(default="auto", validator=_text())
+    """Kind of tokeniser, by its registered name. ``auto``: what the checkpoint says."""
     skip_tokenizer_init: bool = attrs.field(default=False, validator=_boolean)
     """Load no tokeniser: prompts are token ids, outputs have ids and no text; stop strings and chat
     are refused. End ids are then those of the configuration files alone."""
@@ -232,6 +247,19 @@ class EngineConfig:
     """Settings of plugins: ``{id: {key: value}}``, or its JSON."""
     unsafe_plugins: bool = attrs.field(default=False, validator=_boolean)
     """Let plugins replace parts of the core. What they replace is reported."""
+    distributed_executor_backend: str | None = attrs.field(
+        default=None, validator=_text(optional=True)
+    )
+    """A registered executor. None: the core's own, of as many ranks as there are."""
+    stat_loggers: tuple[str, ...] = attrs.field(
+        default=(), converter=_names, validator=_distinct_names
+    )
+    """Registered loggers that are told of each step."""
+    logits_processors: tuple[str, ...] = attrs.field(
+        default=(), converter=_names, validator=_distinct_names
+    )
+    """Logits processors that serve every request, in the order of their work. Others serve the
+    requests that give them arguments (`SamplingParams.extra_args`)."""
 
     @watermark.validator
     def _check_watermark(self, field: attrs.Attribute[Any], value: object) -> None:

@@ -19,12 +19,14 @@ from pegboard.api.kv import (
     StateMode,
 )
 from pegboard.api.model import ConfigInput, FamilyConfig, ModelFacts, ModelFamily
+from pegboard.config.alias import resolve_alias
 from pegboard.config.bounds import check_layer_counts, check_sizes
 from pegboard.config.engine import DTYPES, FP8, EngineConfig
 from pegboard.config.facts import check_facts
 from pegboard.config.generation import sampling_defaults, token_ids, united_ids
 from pegboard.config.ranks import check_ranks
 from pegboard.config.sources import open_checkpoint
+from pegboard.config.tokenizer import AUTO, find_tokenizer
 from pegboard.errors import CheckpointError, ConfigError, UnsupportedError
 from pegboard.weights.header import STORED_DTYPES
 
@@ -99,7 +101,8 @@ def resolve_model(
     """
     checkpoint = open_checkpoint(board, config.model, config.revision)
     try:
-        return _understand(board, config, checkpoint, supported)
+        known = resolve_alias(board, checkpoint)
+        return _understand(board, config, known, supported)
     except BaseException:
         checkpoint.close()
         raise
@@ -123,7 +126,7 @@ def _understand(
     quantised = _is_quantised(checkpoint)
     dtype = choose_dtype(config.dtype, facts.stored_dtype, quantised, supported)
     max_model_len = choose_max_model_len(config.max_model_len, facts)
-    tokenizer, problem = _tokenizer(checkpoint, config)
+    tokenizer, problem = _tokenizer(board, checkpoint, config)
     return ResolvedModel(
         path=checkpoint.path,
         checkpoint=checkpoint,
@@ -188,15 +191,18 @@ def _family_config(
     return family_config
 
 
-def _tokenizer(checkpoint: Checkpoint, config: EngineConfig) -> tuple[TokenizerSpec | None, str]:
+def _tokenizer(
+    board: Board, checkpoint: Checkpoint, config: EngineConfig
+) -> tuple[TokenizerSpec | None, str]:
     """The tokeniser, or why there is none: token ids can be given without it.
 
     One that is there and broken is a fault of the checkpoint, if it is to be loaded.
     """
     if config.skip_tokenizer_init:
         return None, "skip_tokenizer_init=True"
+    mode = AUTO if config.tokenizer is not None else config.tokenizer_mode
     try:
-        return checkpoint.tokenizer(), ""
+        return find_tokenizer(board, checkpoint.path, checkpoint.tokenizer, mode), ""
     except UnsupportedError as error:
         return None, str(error)
 

@@ -8,6 +8,7 @@ import reprlib
 from typing import TYPE_CHECKING
 
 from pegboard.api.checkpoint import Checkpoint, CheckpointSource, TokenizerSpec
+from pegboard.config.tokenizer import AUTO, find_tokenizer
 from pegboard.errors import CheckpointError, ConfigError, PegboardError, PluginError, SelectionError
 
 if TYPE_CHECKING:
@@ -184,19 +185,24 @@ def open_checkpoint(board: Board, model: str, revision: str | None = None) -> Ch
     return checkpoint
 
 
-def open_tokenizer(board: Board, location: str, revision: str | None = None) -> TokenizerSpec:
-    """The tokeniser of a path or hub id; a directory needs no model for it, only
-    ``tokenizer.json``."""
-    path = find_checkpoint(location, revision, field="tokenizer")
+def open_tokenizer(board: Board, location: str, mode: str = AUTO) -> TokenizerSpec:
+    """The tokeniser of a path or hub id, of the kind `mode`; a directory needs no model for it,
+    only ``tokenizer.json`` or the files of the kind that is asked for."""
+    path = find_checkpoint(location, field="tokenizer")
+    try:
+        return find_tokenizer(board, path, lambda: _own_tokenizer(board, path), mode)
+    except PegboardError as error:  # else it would read as a fault of the model
+        raise type(error)(f"tokenizer={location!r}: {error}") from error
+
+
+def _own_tokenizer(board: Board, path: str) -> TokenizerSpec:
+    """What the files that the core and the sources know say."""
     if os.path.exists(os.path.join(path, "tokenizer.json")):
         from pegboard.text.hf_files import tokenizer_spec_from_dir
 
         return tokenizer_spec_from_dir(path)
+    checkpoint = open_checkpoint(board, path)
     try:
-        checkpoint = open_checkpoint(board, path)
-        try:
-            return checkpoint.tokenizer()
-        finally:
-            checkpoint.close()
-    except PegboardError as error:  # else it would read as a fault of the model
-        raise type(error)(f"tokenizer={location!r}: {error}") from error
+        return checkpoint.tokenizer()
+    finally:
+        checkpoint.close()

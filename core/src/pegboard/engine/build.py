@@ -9,23 +9,28 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from pegboard.api.context import ROLES, ProcessRole
-from pegboard.api.descriptor import LazyRef
 from pegboard.api.executor import Executor
 from pegboard.api.kv import KVCacheConfig
 from pegboard.api.late import LateSource
 from pegboard.api.scheduler_class import SchedulerClass
+from pegboard.api.tokenizer import TextTokenizer
 from pegboard.config.connect import require_connector
 from pegboard.config.engine import EngineConfig
+from pegboard.config.logits import LogitsRoster, make_roster
 from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.plugin_policy import policy_of
 from pegboard.config.sources import open_tokenizer
+from pegboard.config.tokenizer import build_tokenizer
+from pegboard.engine.choose_executor import make_executor
 from pegboard.engine.choose_scheduler import make_scheduler
 from pegboard.engine.connect import connect
 from pegboard.engine.core import EngineCore
 from pegboard.engine.events import EventSink, open_sink
 from pegboard.engine.inputs import InputProcessor
+from pegboard.engine.late import late_source
 from pegboard.engine.llm_engine import LLMEngine
 from pegboard.engine.provenance import announce, used_names
+from pegboard.engine.stats import StatSink, open_stats
 from pegboard.engine.templates import TemplateBook, read_template
 from pegboard.errors import ConfigError
 from pegboard.hostmemory import release_free_memory
@@ -35,16 +40,11 @@ from pegboard.logging import get_logger
 from pegboard.plugins import Board, load_plugins
 from pegboard.plugins.report import Used
 from pegboard.scheduler.guard import Connected
-from pegboard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["BuiltEngine", "build_core", "build_engine"]
-
-LOCAL_EXECUTOR = LazyRef("pegboard.runner.local:LocalExecutor")
-"""Imported late: it is what brings torch in."""
-RANKS_EXECUTOR = LazyRef("pegboard.runner.ranks:RanksExecutor")
 
 
 @attrs.frozen
@@ -55,7 +55,7 @@ class BuiltEngine:
     board: Board
     model: ResolvedModel
     cache: KVCacheConfig
-    tokenizer: Tokenizer | None
+    tokenizer: TextTokenizer | None
     engine: LLMEngine
     templates: TemplateBook
     used: Used
@@ -99,6 +99,7 @@ def _build(
     if config.kv_transfer_config is not None:  # before any weight is read
         groups = form_groups(model.facts.kv_slots, config.block_size)
         require_connector(board, config.kv_transfer_config, groups)
+    roster = make_roster(board, config)
     tokenizer = load_tokenizer(board, config, model)
     special = tokenizer.special_tokens if tokenizer is not None else {}
     templates = TemplateBook(own_template, model.checkpoint.chat_templates, special)
@@ -106,13 +107,14 @@ def _build(
     with ExitStack() as undo:
         events = open_sink(board, config.kv_events_config)  # bad options show before the weights
         undo.callback(events.close)
-        chosen = LOCAL_EXECUTOR if config.tensor_parallel_size == 1 else RANKS_EXECUTOR
-        executor = chosen.load()(board, config, model, progress=progress)
+        stats = open_stats(board, config)
+        undo.callback(stats.close)
+        executor = make_executor(board, config, model, progress)
         undo.callback(executor.close)
-        core, cache = build_core(config, executor, model.max_model_len, board, events)
+        core, cache = build_core(config, executor, model.max_model_len, board, events, stats=stats)
         undo.callback(core.close)
         release_free_memory()
-        engine = _front_end(config, model, core, tokenizer)
+        engine = _front_end(config, model, core, tokenizer, roster)
         used = used_names(board, config, model, executor.facts())
         undo.pop_all()
     announce(board, model, used)
@@ -125,7 +127,11 @@ def _roles(config: EngineConfig) -> tuple[ProcessRole, ...]:
 
 
 def _front_end(
-    config: EngineConfig, model: ResolvedModel, core: EngineCore, tokenizer: Tokenizer | None
+    config: EngineConfig,
+    model: ResolvedModel,
+    core: EngineCore,
+    tokenizer: TextTokenizer | None,
+    roster: LogitsRoster,
 ) -> LLMEngine:
     inputs = InputProcessor(
         encoder=tokenizer,
@@ -135,6 +141,7 @@ def _front_end(
         seeds=random.Random(config.seed),
         encoder_problem=model.tokenizer_problem,
         priorities=config.scheduling_policy == "priority",
+        processors=roster,
     )
     return LLMEngine(core, inputs, tokenizer, config.stream_interval)
 
@@ -147,6 +154,7 @@ def build_core(
     events: EventSink | None = None,
     *,
     late: LateSource | None = None,
+    stats: StatSink | None = None,
 ) -> tuple[EngineCore, KVCacheConfig]:
     """Load a model through its executor, decide the cache, and join scheduler and executor.
 
@@ -174,7 +182,15 @@ def build_core(
             undo.callback(connected.close)
         scheduler, descriptor = make_scheduler(board, decided, cache, connected)
         depth = _steps_in_flight(config, executor, descriptor)
-        core = EngineCore(scheduler, executor, events, depth=depth, late=late, connected=connected)
+        core = EngineCore(
+            scheduler,
+            executor,
+            events,
+            depth=depth,
+            late=late_source(late, make_roster(board, config)),
+            connected=connected,
+            stats=stats,
+        )
         undo.pop_all()
     return core, cache
 
@@ -203,13 +219,16 @@ def _steps_in_flight(config: EngineConfig, executor: Executor, scheduler: Schedu
     return 1
 
 
-def load_tokenizer(board: Board, config: EngineConfig, model: ResolvedModel) -> Tokenizer | None:
+def load_tokenizer(
+    board: Board, config: EngineConfig, model: ResolvedModel
+) -> TextTokenizer | None:
     """The tokeniser of ``config.tokenizer``, else the model's; None if it is not wanted or, with a
     warning, if there is none."""
     if config.tokenizer is not None:
-        return Tokenizer.from_spec(open_tokenizer(board, config.tokenizer))
+        spec = open_tokenizer(board, config.tokenizer, config.tokenizer_mode)
+        return build_tokenizer(board, spec, config.tokenizer_mode)
     if model.tokenizer is None:
         if not config.skip_tokenizer_init:
             get_logger("pegboard.engine").warning("no tokeniser", reason=model.tokenizer_problem)
         return None
-    return Tokenizer.from_spec(model.tokenizer)
+    return build_tokenizer(board, model.tokenizer, config.tokenizer_mode)

@@ -17,6 +17,7 @@ from pegboard.api.views import EngineOutput, EngineRequest
 from pegboard.engine.events import EventSink, NullSink
 from pegboard.engine.interrupts import InterruptShield
 from pegboard.engine.late import NothingLate
+from pegboard.engine.stats import NullStats, StatSink
 from pegboard.scheduler.guard import Connected
 
 __all__ = ["EngineCore"]
@@ -52,9 +53,11 @@ class EngineCore:
         depth: int = 1,
         late: LateSource | None = None,
         connected: Connected | None = None,
+        stats: StatSink | None = None,
     ) -> None:
         """`depth` is the most steps in flight, 1 or 2; `late` makes grammar masks, if there are
-        any; `connected` is the KV connector's scheduler half, if there is one, and is closed here.
+        any; `connected` is the KV connector's scheduler half, if there is one, and is closed here;
+        so is `stats`, which is told of each step.
         """
         assert 1 <= depth <= 2, "a third step would be started before the second may be sampled"
         self.scheduler = scheduler
@@ -65,6 +68,7 @@ class EngineCore:
         self._events: EventSink = events or NullSink()
         self._late = late or NothingLate()
         self._connected = connected
+        self._stats: StatSink = stats or NullStats()
         self._flights: deque[_Flight] = deque()
         """Oldest first."""
         self._told: list[EngineOutput] = []
@@ -128,6 +132,7 @@ class EngineCore:
         self._told += self.scheduler.update(plan, result)
         self._late.updated(plan, result)
         self._events.publish(self.scheduler)
+        self._stats.record(plan, result, self.scheduler)
 
     def _drop(self) -> None:
         """Give up all unfinished steps; the runner is told everything anew in the next one.
@@ -196,6 +201,7 @@ class EngineCore:
         self._flights.clear()
         try:
             self._events.close()
+            self._stats.close()
         finally:
             self.executor.close()
             if self._connected is not None:

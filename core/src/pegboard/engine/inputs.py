@@ -19,6 +19,7 @@ import msgspec
 
 from pegboard.api.params import SamplingParams
 from pegboard.api.views import EngineRequest
+from pegboard.config.logits import LogitsRoster
 from pegboard.errors import RequestError
 
 __all__ = ["InputProcessor", "Prompt", "TokenisedPrompt", "is_token_like"]
@@ -60,6 +61,8 @@ class InputProcessor:
     """Why there is no tokeniser."""
     priorities: bool = False
     """The scheduling policy looks at priorities."""
+    processors: LogitsRoster = attrs.field(factory=LogitsRoster)
+    """Judge `SamplingParams.extra_args`."""
 
     def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
         """Token ids of any form of prompt, checked. Raises `RequestError` with field ``prompt``."""
@@ -129,8 +132,8 @@ class InputProcessor:
         return [first, *self._children(first, request_id)]
 
     def check_params(self, params: Any) -> None:
-        """Check what depends on the model: token ids lie in the vocabulary, and stop strings need a
-        tokeniser."""
+        """Check what depends on the model and on plugins: token ids lie in the vocabulary, stop
+        strings need a tokeniser, logits processors take their arguments."""
         if not isinstance(params, SamplingParams):
             raise RequestError(
                 f"sampling_params must be SamplingParams, not {type(params).__name__}",
@@ -149,6 +152,7 @@ class InputProcessor:
                         f"{field} names token {token}, outside 0 to {self.vocab_size - 1}",
                         field=field,
                     )
+        self.processors.check(params, self.vocab_size)
 
     def check_priority(self, priority: Any) -> None:
         """Check that it is an integer, and 0 where no policy looks at it."""

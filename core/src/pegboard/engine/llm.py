@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pegboard.api.params import SamplingParams
+from pegboard.api.tokenizer import TextTokenizer
 from pegboard.config.engine import EngineConfig
 from pegboard.config.generation import sampling_defaults
 from pegboard.engine.build import build_engine
@@ -18,7 +19,6 @@ from pegboard.engine.outputs import RequestOutput
 from pegboard.engine.templates import template_variables
 from pegboard.errors import RequestError
 from pegboard.plugins import Board
-from pegboard.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 
@@ -161,7 +161,7 @@ class LLM:
         finally:
             self.engine.abort_request(request_id)
 
-    def get_tokenizer(self) -> Tokenizer:
+    def get_tokenizer(self) -> TextTokenizer:
         """The model's tokeniser."""
         if self._tokenizer is None:
             why = self.model.tokenizer_problem

@@ -10,6 +10,7 @@ from typing import Any
 from pegboard.api.events import PublisherStats
 from pegboard.api.params import SamplingParams
 from pegboard.api.scheduler import SchedulerStats
+from pegboard.api.tokenizer import TextTokenizer
 from pegboard.config.engine import EngineConfig
 from pegboard.engine.core import EngineCore
 from pegboard.engine.inputs import InputProcessor, Prompt, TokenisedPrompt
@@ -17,7 +18,6 @@ from pegboard.engine.output_processor import OutputProcessor
 from pegboard.engine.outputs import RequestOutput
 from pegboard.engine.turns import Turns
 from pegboard.errors import EngineDeadError, RequestError
-from pegboard.text.tokenizer import Tokenizer
 
 __all__ = ["LLMEngine", "Mailbox"]
 
@@ -37,7 +37,7 @@ class LLMEngine:
         self,
         core: EngineCore,
         inputs: InputProcessor,
-        tokenizer: Tokenizer | None,
+        tokenizer: TextTokenizer | None,
         stream_interval: int = 1,
     ) -> None:
         """`stream_interval`: as in `EngineConfig`."""

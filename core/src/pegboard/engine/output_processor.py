@@ -9,13 +9,13 @@ import attrs
 
 from pegboard.api.params import Logprob, SamplingParams
 from pegboard.api.step import PromptLogprobs, TokenLogprobs
+from pegboard.api.tokenizer import TextTokenizer
 from pegboard.api.views import EngineOutput, EngineRequest
 from pegboard.engine.inputs import TokenisedPrompt
 from pegboard.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from pegboard.text.logprobs import LogprobDecoder
 from pegboard.text.output import TextStream
 from pegboard.text.stops import StopSet
-from pegboard.text.tokenizer import Tokenizer
 
 __all__ = ["OutputProcessor"]
 
@@ -55,7 +55,7 @@ class _Request:
 class OutputProcessor:
     """Keeps the visible state of every live request."""
 
-    def __init__(self, tokenizer: Tokenizer | None, stream_interval: int = 1) -> None:
+    def __init__(self, tokenizer: TextTokenizer | None, stream_interval: int = 1) -> None:
         """A sequence is delivered with its first token, then every `stream_interval` tokens, and
         with its end. Nothing is lost in between: each delivery is the whole state."""
         self._tokenizer = tokenizer

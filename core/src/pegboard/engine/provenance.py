@@ -31,11 +31,14 @@ def used_names(
         "checkpoint": (model.checkpoint.kind,),
         "connector": () if transfer is None else _connectors(board, transfer),
         "events": (publisher,),
+        "executor": (config.distributed_executor_backend,),
+        "logits": config.logits_processors,
         "model": (model.family.name,),
         "ops": (name for name in facts["ops"].values() if name != _PLAIN),
         "platform": (facts["platform"],),
         "quant": _formats(board, config, model),
         "scheduler": (config.scheduler_cls or OWN_SCHEDULER,),
+        "stat_logger": config.stat_loggers,
     }
     unique = {
         surface: tuple(dict.fromkeys(filter(None, names))) for surface, names in found.items()

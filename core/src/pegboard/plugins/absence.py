@@ -13,13 +13,17 @@ __all__ = ["explain_absence", "explain_missing", "surface_words"]
 
 _WORDS = MappingProxyType(
     {
+        "alias": "model alias",
         "attention": "attention backend",
         "checkpoint": "checkpoint source",
         "connector": "KV connector",
         "events": "KV event publisher",
+        "logits": "logits processor",
         "model": "model family",
         "ops": "op version",
         "quant": "quantisation format",
+        "stat_logger": "stat logger",
+        "tokenizer": "tokeniser",
     }
 )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pegboard.api.checkpoint import CheckpointSource
 from pegboard.api.command import Command
 from pegboard.api.descriptor import Descriptor
+from pegboard.api.executor_class import ExecutorClass
 from pegboard.api.scheduler_class import SchedulerClass
+from pegboard.api.tokenizer import TokenizerClass
 from pegboard.cli.table import COMMANDS
 
 __all__ = ["core_descriptors"]
@@ -17,7 +19,15 @@ def core_descriptors() -> tuple[tuple[str, Descriptor], ...]:
     scheduler = SchedulerClass(
         "token-budget", "pegboard.scheduler:build_scheduler", max_in_flight=2, transfers=True
     )
-    return (*commands, ("checkpoint", _safetensors()), ("scheduler", scheduler))
+    tokenizer = TokenizerClass("hf", "pegboard.text.tokenizer:build_own")
+    return (
+        *commands,
+        ("checkpoint", _safetensors()),
+        ("executor", ExecutorClass("local", "pegboard.runner.local:build_local")),
+        ("executor", ExecutorClass("ranks", "pegboard.runner.ranks:build_ranks", "several")),
+        ("scheduler", scheduler),
+        ("tokenizer", tokenizer),
+    )
 
 
 def _safetensors() -> CheckpointSource:

@@ -32,16 +32,21 @@ HOOKS = (*HOOK_SURFACES, SETTINGS_HOOK)
 
 DESCRIPTOR_TYPES = MappingProxyType(
     {
+        "alias": "pegboard.api.alias:ModelAlias",
         "attention": "pegboard.api.attention:AttentionBackend",
         "checkpoint": "pegboard.api.checkpoint:CheckpointSource",
         "command": "pegboard.api.command:Command",
         "connector": "pegboard.api.connector:KVConnector",
         "events": "pegboard.api.events:EventPublisher",
+        "executor": "pegboard.api.executor_class:ExecutorClass",
+        "logits": "pegboard.api.logits:LogitsProcessor",
         "model": "pegboard.api.model:ModelFamily",
         "ops": "pegboard.api.ops:OpVersion",
         "platform": "pegboard.api.platform:Platform",
         "quant": "pegboard.api.quant:QuantFormat",
         "scheduler": "pegboard.api.scheduler_class:SchedulerClass",
+        "stat_logger": "pegboard.api.stat_logger:StatLogger",
+        "tokenizer": "pegboard.api.tokenizer:TokenizerClass",
     }
 )
 """What the hook of each surface must return, imported only when a hook returned something."""

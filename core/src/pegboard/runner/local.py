@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from pegboard.api.executor import MemoryProfile, Pending
+from pegboard.api.executor import ExecutorContext, MemoryProfile, Pending
 from pegboard.api.kv import KVCacheConfig, KVSlot
 from pegboard.api.model import LanguageModel
 from pegboard.api.step import StepPlan
 from pegboard.api.transfer import ConnectorLink
 from pegboard.config.engine import EngineConfig
 from pegboard.config.fit import DeviceMemory, check_fit
+from pegboard.config.logits import LogitsRoster, make_roster
 from pegboard.config.model import ResolvedModel
 from pegboard.nn import Attention, Weighted
 from pegboard.nn.optable import PLAIN
@@ -35,7 +36,7 @@ from pegboard.weights.random import DUMMY_SCHEME
 if TYPE_CHECKING:
     from pegboard.plugins import Board
 
-__all__ = ["LocalExecutor"]
+__all__ = ["LocalExecutor", "build_local"]
 
 
 class LocalExecutor:
@@ -149,7 +150,8 @@ class LocalExecutor:
                         kernel.warm_up(layer)
 
     def allocate(self, cache: KVCacheConfig) -> None:
-        self._runner = runner = self._make_runner(cache)
+        processors = make_roster(self._board, self._config)
+        self._runner = runner = self._make_runner(cache, processors)
         asynchronous = self._device().runtime.execution.asynchronous
         if self._config.async_scheduling is not False and not asynchronous:
             self._thread = StepThread(runner.execute)
@@ -255,7 +257,9 @@ class LocalExecutor:
             vocab_size=model.facts.vocab_size,
         )
 
-    def _make_runner(self, cache: KVCacheConfig) -> ModelRunner:
+    def _make_runner(
+        self, cache: KVCacheConfig, processors: LogitsRoster | None = None
+    ) -> ModelRunner:
         opened = self._device()
         assert self._model is not None, "load() comes first"
         assert [group.spec for group in cache.groups] == [group.spec for group in opened.groups]
@@ -270,6 +274,7 @@ class LocalExecutor:
                 device=opened.device,
                 ops=opened.ops,
                 execution=opened.runtime.execution,
+                processors=processors,
             )
 
     def _weight_bytes(self) -> int:
@@ -277,3 +282,8 @@ class LocalExecutor:
         leaves = (module for module in model.modules() if isinstance(module, Weighted))
         plain = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
         return plain + sum(leaf.runtime_bytes() for leaf in leaves)
+
+
+def build_local(ctx: ExecutorContext) -> LocalExecutor:
+    """Entry of the core's descriptor ``local``."""
+    return LocalExecutor(ctx.board, ctx.config, ctx.model, progress=ctx.progress)

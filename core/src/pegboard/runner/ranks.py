@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pegboard.api.executor import MemoryProfile, Pending
+from pegboard.api.executor import ExecutorContext, MemoryProfile, Pending
 from pegboard.api.kv import KVCacheConfig, KVSlot
 from pegboard.api.step import LateInputs, StepPlan, StepResult
 from pegboard.api.transfer import ConnectorLink
@@ -18,7 +18,7 @@ from pegboard.runner.crew import Crew
 if TYPE_CHECKING:
     from pegboard.plugins import Board
 
-__all__ = ["RanksExecutor"]
+__all__ = ["RanksExecutor", "build_ranks"]
 
 
 class RanksExecutor:
@@ -115,3 +115,8 @@ class _RanksStep:
 
     def result(self) -> StepResult:
         return self._crew.result(self._step_id)
+
+
+def build_ranks(ctx: ExecutorContext) -> RanksExecutor:
+    """Entry of the core's descriptor ``ranks``."""
+    return RanksExecutor(ctx.board, ctx.config, ctx.model, progress=ctx.progress)

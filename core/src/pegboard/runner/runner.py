@@ -14,6 +14,7 @@ from pegboard.api.model import Batch, LanguageModel
 from pegboard.api.platform import Execution, Immediate, Mark
 from pegboard.api.step import LateInputs, StepPlan, StepResult
 from pegboard.api.transfer import TransferReport
+from pegboard.config.logits import LogitsRoster
 from pegboard.errors import UnsupportedError
 from pegboard.logging import get_logger
 from pegboard.nn import OpTable
@@ -48,8 +49,10 @@ class ModelRunner:
         device: torch.device,
         ops: OpTable | None = None,
         execution: Execution | None = None,
+        processors: LogitsRoster | None = None,
     ) -> None:
-        """`attention` has the kernels of the cache's groups, in order; `storage` is by slot key.
+        """`attention` has the kernels of the cache's groups, in order; `storage` is by slot key;
+        `processors` may change logits.
 
         Without `execution` the device is one whose calls return when their work is done.
         """
@@ -62,7 +65,7 @@ class ModelRunner:
         self._recordings: DecodeRecordings | None = None
         self.cache = cache
         self.storage = storage
-        self._slots = Slots(limits, cache.groups, device)
+        self._slots = Slots(limits, cache.groups, device, processors)
         self._worker = NoWorker()
 
     def connect(self, worker: NoWorker) -> None:
@@ -194,6 +197,8 @@ class _Sampler:
         if computed.logits is None:
             return None
         slots, sampling = list(computed.slots), self.slots.sampling
+        if late.token_ids and sampling.processors is not None:
+            sampling.processors.learn(late.token_ids)
         if self.choose is not None and sampling.plain(slots, late.masks):
             return Sampled(*self._choose_plain(computed))
         rows = sampling.rows(slots, computed.positions, late.masks)
@@ -262,12 +267,13 @@ class StepInFlight:
 
 
 def _add_tokens(result: StepResult, slots: list[int], sampled: Sampled) -> None:
-    status = sampled.status.tolist()
+    faults = {row: FAULTS[s] for row, s in enumerate(sampled.status.tolist()) if s}
+    faults |= sampled.faults
     result.slots = slots
     result.token_ids = [
-        [] if fault else [token] for token, fault in zip(sampled.ids.tolist(), status, strict=True)
+        [] if row in faults else [token] for row, token in enumerate(sampled.ids.tolist())
     ]
-    result.failed = {slot: FAULTS[s] for slot, s in zip(slots, status, strict=True) if s}
+    result.failed = {slots[row]: fault for row, fault in faults.items()}
     if sampled.logprobs is not None:
         entries = zip(sampled.logprob_rows, sampled.logprobs.entries(), strict=True)
-        result.logprobs = {slots[row]: [entry] for row, entry in entries if not status[row]}
+        result.logprobs = {slots[row]: [entry] for row, entry in entries if row not in faults}

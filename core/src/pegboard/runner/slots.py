@@ -24,8 +24,11 @@ import numpy as np
 import torch
 
 from pegboard.api.kv import CrossAttentionSpec, KVGroup
+from pegboard.api.logits import LogitsContext
 from pegboard.api.step import NewRow, StepPlan
+from pegboard.config.logits import LogitsRoster
 from pegboard.nn.transit import send
+from pegboard.sampling.processors import LogitsRack
 from pegboard.sampling.state import SamplingState
 
 __all__ = ["BlockChange", "Limits", "Slots"]
@@ -61,7 +64,14 @@ class _Prompt:
 class Slots:
     """State of up to ``limits.max_rows`` requests."""
 
-    def __init__(self, limits: Limits, groups: Sequence[KVGroup], device: torch.device) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        groups: Sequence[KVGroup],
+        device: torch.device,
+        processors: LogitsRoster | None = None,
+    ) -> None:
+        """Without `processors`, requests with logits processors are served without them."""
         self.groups = tuple(groups)
         self.device = device
         rows, width = limits.max_rows, limits.max_model_len + 1
@@ -76,7 +86,11 @@ class Slots:
             [[] for _ in range(rows)] for _ in self.groups
         )
         """Per group and slot: the host's copy of the block table."""
-        self.sampling = SamplingState(rows + 1, limits.vocab_size, device)
+        rack = None
+        if processors is not None and processors.processors:
+            context = LogitsContext(limits.vocab_size, device, rows)
+            rack = LogitsRack(processors, context, self.tokens)
+        self.sampling = SamplingState(rows + 1, limits.vocab_size, device, rack)
         self.prompts: dict[int, _Prompt] = {}
         """By slot, the requests that want log-probabilities of their prompt."""
         self.encoder_tokens: dict[int, int] = {}

@@ -16,8 +16,9 @@ __all__ = ["process_logits"]
 EXCLUDED = float("-inf")
 
 
-def process_logits(logits: torch.Tensor, rows: SamplingRows) -> None:
-    """Allowed ids and grammar masks, bias, banned end ids, penalties; `logits` is overwritten."""
+def process_logits(logits: torch.Tensor, rows: SamplingRows) -> dict[int, str]:
+    """Allowed ids and grammar masks, bias, banned end ids, penalties, logits processors; `logits`
+    is overwritten. By row, why a processor cannot serve it."""
     if rows.allowed is not None:
         _keep_only(logits, rows.allowed)
     for row, allowed in rows.masks:
@@ -28,6 +29,7 @@ def process_logits(logits: torch.Tensor, rows: SamplingRows) -> None:
         logits.index_put_((rows.banned.rows, rows.banned.ids), logits.new_full((), EXCLUDED))
     if rows.penalties is not None:
         _penalise(logits, rows.penalties)
+    return {} if rows.processors is None else rows.processors.apply(logits)
 
 
 def _keep_only(logits: torch.Tensor, allowed: Entries) -> None:

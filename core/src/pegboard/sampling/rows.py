@@ -7,13 +7,16 @@ so that a step pays only for what its requests asked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 import torch
 
 from pegboard.nn.transit import send
+
+if TYPE_CHECKING:
+    from pegboard.sampling.processors import ProcessorRows
 
 __all__ = ["Entries", "LogprobRows", "PenaltyRows", "RandomRows", "SamplingRows"]
 
@@ -122,11 +125,12 @@ class SamplingRows:
     banned: Entries | None = None
     """End ids of rows that are still below their least length."""
     penalties: PenaltyRows | None = None
+    processors: ProcessorRows | None = None
     random: RandomRows | None = None
     logprobs: LogprobRows | None = None
 
     @property
     def modified(self) -> bool:
         """Some stage changes logits."""
-        stages = (self.allowed, self.bias, self.banned, self.penalties)
+        stages = (self.allowed, self.bias, self.banned, self.penalties, self.processors)
         return bool(self.masks) or any(stage is not None for stage in stages)

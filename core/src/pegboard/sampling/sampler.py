@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 import numpy as np
 import torch
@@ -16,8 +18,9 @@ __all__ = ["FAULTS", "Sampled", "sample"]
 
 FAULTS = {
     1: "the model's logits are not finite numbers",
-    2: "no token is left to choose: allowed_token_ids, a grammar or min_tokens exclude all",
-    3: "logits are not finite numbers after logit_bias and penalties",
+    2: "no token is left to choose: allowed_token_ids, a grammar, min_tokens or a logits processor "
+    "exclude all",
+    3: "logits are not finite numbers after logit_bias, penalties and logits processors",
 }
 """Why a row failed, by its status; 0 is good."""
 
@@ -34,11 +37,15 @@ class Sampled:
     """For the rows that asked."""
     logprob_rows: tuple[int, ...] = ()
     """Which rows those are."""
+    faults: Mapping[int, str] = attrs.field(factory=dict)
+    """By row, why a logits processor could not serve it."""
 
     def fetched(self) -> Sampled:
         """Copies on the host, see `to_host`."""
         logprobs = None if self.logprobs is None else self.logprobs.fetched()
-        return Sampled(to_host(self.ids), to_host(self.status), logprobs, self.logprob_rows)
+        return attrs.evolve(
+            self, ids=to_host(self.ids), status=to_host(self.status), logprobs=logprobs
+        )
 
 
 def sample(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
@@ -51,22 +58,24 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> Sampled:
     status = (~logits.amax(-1).isfinite()).to(torch.int8)
     wanted = rows.logprobs
     if wanted is None:
-        ids, status = _choose_checked(logits, rows, status)
-        return Sampled(ids, status)
+        ids, status, faults = _choose_checked(logits, rows, status)
+        return Sampled(ids, status, faults=faults)
     places = column(wanted.rows, np.int64, logits.device)
     raw = raw_logprobs(logits[places])
-    ids, status = _choose_checked(logits, rows, status)
-    return Sampled(ids, status, take_logprobs(raw, ids[places], wanted.widths), wanted.rows)
+    ids, status, faults = _choose_checked(logits, rows, status)
+    scored = take_logprobs(raw, ids[places], wanted.widths)
+    return Sampled(ids, status, scored, wanted.rows, faults)
 
 
 def _choose_checked(
     logits: torch.Tensor, rows: SamplingRows, status: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, dict[int, str]]:
     """Process and choose; rows that processing left without a token get a status."""
+    faults: dict[int, str] = {}
     if rows.modified:
-        process_logits(logits, rows)
+        faults = process_logits(logits, rows)
         status = torch.where(status == 0, _status_after(logits), status)
-    return _choose(logits, rows), status
+    return _choose(logits, rows), status, faults
 
 
 def _status_after(logits: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from pegboard.api.params import BIAS_LIMIT, SamplingParams
 from pegboard.api.step import NewRow
 from pegboard.nn.transit import column, send
 from pegboard.sampling.penalties import PenaltyTable
+from pegboard.sampling.processors import LogitsRack
 from pegboard.sampling.random import device_uniforms, uniforms
 from pegboard.sampling.rows import (
     Entries,
@@ -66,8 +67,16 @@ class _Extras:
 class SamplingState:
     """Parameters of up to `slots` requests."""
 
-    def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        slots: int,
+        vocab_size: int,
+        device: torch.device,
+        processors: LogitsRack | None = None,
+    ) -> None:
+        """Without `processors` no request has any."""
         self._device = device
+        self.processors = processors
         self.vocab_size = vocab_size
         reals, integers = np.zeros((3, slots)), np.zeros((3, slots), np.int64)
         self._tables = (reals, integers)
@@ -95,6 +104,8 @@ class SamplingState:
             self._extras[row.slot] = extras
         if _penalised(row.params):
             self._penalties.admit(row)
+        if self.processors is not None:
+            self.processors.admit(row)
 
     def flush(self) -> None:
         """Send the parameters of admitted requests."""
@@ -109,6 +120,8 @@ class SamplingState:
     def plain(self, slots: Sequence[int], masks: Mapping[int, bytes]) -> bool:
         """The op ``choose`` can serve these rows: none changes logits or wants to hear of them."""
         special = self._extras.keys() | self._penalties.slots() | masks.keys()
+        if self.processors is not None:
+            special |= self.processors.slots()
         return not special or special.isdisjoint(slots)
 
     def columns(self, slots: torch.Tensor) -> Columns:
@@ -122,6 +135,8 @@ class SamplingState:
         """Forget what a slot held beside its columns."""
         self._extras.pop(slot, None)
         self._penalties.release(slot)
+        if self.processors is not None:
+            self.processors.release(slot)
 
     def append(self, slots: Sequence[int], ids: torch.Tensor) -> None:
         """Count the tokens ``ids [R]`` sampled for `slots`, for requests with penalties."""
@@ -142,6 +157,7 @@ class SamplingState:
             greedy=not chosen.all(),
             masks=self._masks(slots, masks or {}),
             penalties=self._penalties.rows(slots),
+            processors=self.processors.rows(slots, positions) if self.processors else None,
             random=self._random_rows(places, positions, chosen.nonzero()[0]),
             **self._sparse(slots, positions),
         )

@@ -11,10 +11,14 @@ from pegboard.api.views import EngineOutput, EngineRequest
 from pegboard.config.engine import EngineConfig
 from pegboard.engine.build import build_core
 from pegboard.engine.core import EngineCore
+from pegboard.plugins import Board
 from pegboard.testing.toy import ToyExecutor
 from pegboard.testing.toy_engine import Told
 
-__all__ = ["CoreRun", "toy_core"]
+__all__ = ["CoreRun", "ToyCore", "toy_core"]
+
+ToyCore = EngineCore
+"""The type of what `toy_core` makes."""
 
 
 def toy_core(
@@ -22,13 +26,15 @@ def toy_core(
     executor: Executor | None = None,
     *,
     late: LateSource | None = None,
+    board: Board | None = None,
     **options: Any,
 ) -> EngineCore:
     """An engine with 64 blocks of 8 tokens for 8 requests of up to 160 tokens, unless `options`
-    (fields of `EngineConfig`) say otherwise; `overlap` is ``async_scheduling``."""
+    (fields of `EngineConfig`) say otherwise; `overlap` is ``async_scheduling``. Schedulers by name
+    are found on `board`."""
     options = {"num_gpu_blocks_override": 64, "max_num_seqs": 8, "block_size": 8, **options}
     config = EngineConfig(model="toy", async_scheduling=overlap, **options)
-    return build_core(config, executor or ToyExecutor(), 160, late=late)[0]
+    return build_core(config, executor or ToyExecutor(), 160, board, late=late)[0]
 
 
 class CoreRun:

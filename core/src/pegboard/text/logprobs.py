@@ -8,7 +8,7 @@ from pegboard.api.params import Logprob
 
 if TYPE_CHECKING:
     from pegboard.api.step import TokenLogprobs
-    from pegboard.text.tokenizer import Tokenizer
+    from pegboard.api.tokenizer import TextTokenizer
 
 __all__ = ["LogprobDecoder"]
 
@@ -21,7 +21,7 @@ class LogprobDecoder:
     bytes.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
 
     def text(self, token_id: int) -> str:

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from pegboard.api.params import SamplingParams
-from pegboard.text.detokenizer import IncrementalDetokenizer
+from pegboard.api.tokenizer import TextTokenizer
 from pegboard.text.stops import StopMatch, StopMatcher, StopSet
-from pegboard.text.tokenizer import Tokenizer
 
 __all__ = ["TextDelta", "TextStream"]
 
@@ -47,14 +46,13 @@ class TextStream:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: TextTokenizer,
         params: SamplingParams,
         *,
         prompt_ids: Iterable[int] = (),
         stops: StopSet | None = None,
     ) -> None:
-        self._detokenizer = IncrementalDetokenizer(
-            tokenizer,
+        self._detokenizer = tokenizer.detokenizer(
             prompt_ids,
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -10,11 +10,13 @@ import msgspec
 import tokenizers
 
 from pegboard.api.checkpoint import TokenizerSpec
+from pegboard.api.tokenizer import TokenizerContext
 from pegboard.errors import CheckpointError, RequestError
 from pegboard.text.codec import codec_from_decoder
+from pegboard.text.detokenizer import IncrementalDetokenizer
 from pegboard.text.pieces import PieceJoiner, Vocabulary
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "build_own"]
 
 
 class _AddedToken(msgspec.Struct):
@@ -155,6 +157,21 @@ class Tokenizer:
         joiner = PieceJoiner(self.vocabulary, skip_special_tokens=skip_special_tokens)
         return joiner.join(ids).decode(errors="replace")
 
+    def detokenizer(
+        self,
+        prompt_ids: Iterable[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> IncrementalDetokenizer:
+        """Decodes a text that follows `prompt_ids` while its ids come."""
+        return IncrementalDetokenizer(
+            self,
+            prompt_ids,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+        )
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for inside a text; they need not be whole characters.
 
@@ -193,6 +210,11 @@ class Tokenizer:
         if tail and tail[-1] in self.spec.eos_token_ids and ids[-1:] == [tail[-1]]:
             tail = tail[:-1]
         return [*head, *ids, *tail]
+
+
+def build_own(ctx: TokenizerContext) -> Tokenizer:
+    """Entry of the core's descriptor ``hf``."""
+    return Tokenizer.from_spec(ctx.spec)
 
 
 def _read(spec: TokenizerSpec) -> tuple[tokenizers.Tokenizer, _SerialisedParts]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pegboard.api.command import Command
 from pegboard.api.connector import KVConnector
 from pegboard.api.hooks import hookimpl
+from pegboard.api.logits import LogitsProcessor
 from pegboard.api.model import ModelFamily
 from pegboard.api.platform import Platform
 from pegboard.testing.connectors import SCRIPTED_CONNECTOR
 from pegboard.testing.families import HYBRID_FAMILY, SCRIPTED_FAMILY, TINY_FAMILY
 from pegboard.testing.null_platform import NULL_PLATFORM
+from pegboard.testing.processors import SCRIPTED_PROCESSORS
 
-PEGBOARD_API = {"connector": 0, "model": 0, "platform": 0}
+PEGBOARD_API = {"command": 0, "connector": 0, "logits": 0, "model": 0, "platform": 0}
 
 
 @hookimpl
@@ -23,6 +26,18 @@ def pegboard_model_families() -> tuple[ModelFamily, ...]:
 def pegboard_connectors() -> tuple[KVConnector, ...]:
     """The connector ``scripted``."""
     return (SCRIPTED_CONNECTOR,)
+
+
+@hookimpl
+def pegboard_commands() -> tuple[Command, ...]:
+    """``pegboard plugins new``."""
+    return (Command("plugins new", "Write a small plugin", app="pegboard_testkit.scaffold:new"),)
+
+
+@hookimpl
+def pegboard_logits_processors() -> tuple[LogitsProcessor, ...]:
+    """The processors ``scripted-gap``, ``scripted-parity`` and ``scripted-sharpness``."""
+    return SCRIPTED_PROCESSORS
 
 
 @hookimpl

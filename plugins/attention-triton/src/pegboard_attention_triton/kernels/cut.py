@@ -73,7 +73,7 @@ def cut_rows(
         worthwhile = (common >= LEAST_TOKENS) & (sharers >= LEAST_ROWS)
         common = tl.where(worthwhile, common, 0)
         bands = tl.where(worthwhile, tl.cdiv(sharers, BAND_ROWS), 0)
-        sharing = sharing & worthwhile
+        sharing = sharing & (zeros < bands)
         start = tl.where(sharing, common, start)
     places = tl.where(chosen, length - start, 0)
     work = tl.sum(places.to(tl.int64), 0)
