@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -27,6 +28,21 @@ PEGBOARD_API = {{"platform": 0}}
 @hookimpl
 def pegboard_platforms():
     return [Platform(name={name!r}, probe="nowhere:probe", runtime="nowhere:runtime")]
+"""
+
+SABOTEUR = """
+import os, signal, sys, threading, types, warnings
+from pegboard.api.command import Command
+from pegboard.api.hooks import hookimpl
+from pegboard.api.ops import OpVersion
+from pegboard.api.platform import Platform
+
+PEGBOARD_API = {"command": 0, "ops": 0, "platform": 0}
+
+
+def platform(name="odd"):
+    return Platform(name=name, probe="nowhere:probe", runtime="nowhere:runtime")
+
 """
 
 
@@ -74,6 +90,10 @@ class Site:
         """A distribution ``odd`` whose plugin module has this source; returns the module."""
         self.add("odd", {key: "odd_module"}, files={"odd_module.py": source}, **options)
         return "odd_module"
+
+    def add_saboteur(self, body: str, **options: Any) -> str:
+        """As `add_source`; `body` follows imports, the API levels and a function `platform`."""
+        return self.add_source(f"{SABOTEUR}\n{dedent(body)}\n", **options)
 
     def load(self, allowlist: str | None = None, **options: Any) -> Board:
         """A board of these distributions alone."""

@@ -197,7 +197,7 @@ class TestRun:
         error = error_of(done)
         assert "no loaded plugin provides model family 'hf:PegboardTiny'" in error
         assert "odd 1.0 might provide it" in error and "failed: OSError: no luck" in error
-        assert "VLLM_PLUGINS='torch,base,odd' leaves it out: add 'family' to it" in error
+        assert "VLLM_PLUGINS='torch,base,odd' leaves it out: add 'testkit' to it" in error
 
     def test_in_strict_mode_every_failure_is_an_error(self, shell: Shell) -> None:
         shell.add_odd("raise OSError('no luck')")

@@ -60,11 +60,10 @@ class Modules:
 
     def __init__(self, root: str = "") -> None:
         """With `root`, only the modules of this package."""
-        self._before = {
-            name: module
-            for name, module in list(sys.modules.items())
-            if not root or name == root or name.startswith(f"{root}.")
-        }
+        self._before = dict(sys.modules)
+        if root:
+            kept = [n for n in self._before if n == root or n.startswith(f"{root}.")]
+            self._before = {name: self._before[name] for name in kept}
 
     def changes(self) -> Iterator[str]:
         return (f"module {name} in sys.modules" for name in self._replaced())
