@@ -34,21 +34,23 @@ class LazyRef:
     def load(self) -> Any:
         """Import the module and return the attribute.
 
-        Raises `PluginError` if the import fails or the attribute is absent.
+        Raises `PluginError` if the import fails, would end the process, or the attribute is absent.
         """
         module_name, _, attribute = self.target.partition(":")
+        absent = ""
         try:
             value: Any = importlib.import_module(module_name)
-        except Exception as error:
+            for part in attribute.split("."):
+                if not hasattr(value, part):
+                    absent = part
+                    break
+                value = getattr(value, part)
+        except (Exception, SystemExit) as error:  # whatever a plugin's module does
             raise PluginError(
                 f"cannot import {self.target!r}: {type(error).__name__}: {error}"
             ) from error
-        for part in attribute.split("."):
-            if not hasattr(value, part):
-                raise PluginError(
-                    f"{module_name!r} has no attribute {part!r} (from {self.target!r})"
-                )
-            value = getattr(value, part)
+        if absent:
+            raise PluginError(f"{module_name!r} has no attribute {absent!r} (from {self.target!r})")
         return value
 
     def __str__(self) -> str:

@@ -80,7 +80,7 @@ def _installed(
     """Installed plugins that did not load: listed ones that would help, and perhaps strangers."""
     for record in records:
         certain = record.distribution in offered_by
-        unlisted = strangers and record.distribution not in known
+        unlisted = (strangers or record.state == "failed") and record.distribution not in known
         stranger = unlisted and _may_offer(record, surface)
         if record.state == "ready" or not (certain or stranger):
             continue

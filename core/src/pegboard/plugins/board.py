@@ -147,8 +147,10 @@ class Board:
         Its end raises `PluginError` where the core was patched meanwhile, unless unsafe plugins are
         allowed; the patch is undone.
         """
+        from pegboard.plugins.references import code_owners  # only an engine wants it
+
         ready = (record for record in self.plugins if record.state == "ready")
-        return self._conduct.building({r.module.partition(".")[0]: f"plugin {r}" for r in ready})
+        return self._conduct.building(code_owners(ready, self._registries.values()))
 
     def settings(self, surface: str, key: str) -> Any:
         """The settings of the plugin that registered this name or claim; None if it has none, and

@@ -2,17 +2,17 @@
 
 Nothing is registered here: the caller receives everything that the plugin offers, checked, or an
 error. So a plugin that fails half way leaves nothing on the board, and its half-imported modules
-are forgotten too.
+are forgotten too; also where what it offers is refused.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import attrs
 import pluggy
@@ -52,11 +52,14 @@ DESCRIPTOR_TYPES = MappingProxyType(
 """What the hook of each surface must return, imported only when a hook returned something."""
 
 
-class Offer(NamedTuple):
+T = TypeVar("T")
+
+
+class Offer(NamedTuple, Generic[T]):
     """What a plugin has to offer."""
 
-    pairs: list[tuple[str, Descriptor]]
-    """(surface, descriptor)"""
+    accepted: T
+    """What the caller made of its (surface, descriptor) pairs."""
     settings: Any
     """An instance of its settings class; None without one."""
     seen: Observed
@@ -68,12 +71,13 @@ def collect(
     ctx: PluginContext,
     given: Mapping[str, Any] | None,
     conduct: Conduct,
-) -> Offer:
+    accept: Callable[[list[tuple[str, Descriptor]]], T],
+) -> Offer[T]:
     """Import the module, check its hooks and call them, with the settings made from `given`, while
-    `conduct` watches.
+    `conduct` watches; `accept` looks at what they return and may refuse it.
 
     Raises `PluginError` for a broken rule, `SettingsError` for settings that are not allowed and
-    whatever the plugin itself raises, `SystemExit` included.
+    whatever `accept` and the plugin itself raise, `SystemExit` included.
     """
     with _imports_undone_on_error(module_name), conduct.watching() as seen:
         module = importlib.import_module(module_name)
@@ -82,8 +86,8 @@ def collect(
         settings = build_settings(_settings_class(callers, ctx), ctx.plugin_id, given)
         ctx = attrs.evolve(ctx, settings=settings)
         asked = (caller for caller in callers if caller.name != SETTINGS_HOOK)
-        pairs = [pair for caller in asked for pair in _call(caller, ctx)]
-    return Offer(pairs, settings, seen)
+        accepted = accept([pair for caller in asked for pair in _call(caller, ctx)])
+    return Offer(accepted, settings, seen)
 
 
 def _settings_class(callers: Iterable[pluggy.HookCaller], ctx: PluginContext) -> Any:

@@ -1,7 +1,9 @@
-"""What a plugin may not do while it is imported and asked: patch the core, change defaults, print.
+"""What a plugin may not do while it is imported and asked.
+
+It may not patch the core, change what belongs to the whole process, or print.
 
 What it did is undone where that is possible; a patch is a failure, unless the operator allows
-unsafe plugins.
+unsafe plugins. Where a plugin fails, the environment is put back, too.
 """
 
 from __future__ import annotations
@@ -15,14 +17,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pegboard.errors import PluginError
+from pegboard.plugins.guards import (
+    DefaultDtype,
+    Environment,
+    Guard,
+    Handlers,
+    Modules,
+    Threads,
+    Warnings,
+)
 from pegboard.plugins.watch import CoreWatch
 
 __all__ = ["Conduct", "Observed"]
 
 _SLOW = 1.0
 """Seconds of import and hooks from which on they are told of."""
-_USUAL_DTYPE = "float32"
-"""Of torch, as long as nobody changes it."""
+_CORE = __name__.partition(".")[0]
 _SHOWN = 60
 """Characters."""
 
@@ -48,6 +58,9 @@ class _Kept(io.TextIOWrapper):
             return int(self._usual.write(text))
         return super().write(text)
 
+    def close(self) -> None:
+        """Nothing: a plugin that closes its standard output closes nobody else's."""
+
     def text(self) -> str:
         """What was written."""
         kept = self.buffer
@@ -71,20 +84,22 @@ class Conduct:
         if not self._noted:  # what is loaded later is noted as it comes
             self._watch.note()
             self._noted = True
-        torch_was_here, dtype = "torch" in sys.modules, _default_dtype()
+        torch_was_here = "torch" in sys.modules
+        environment, threads = Environment(), Threads()
+        guards = (DefaultDtype(), Modules(), Handlers(), Warnings())
         start = time.perf_counter()
         try:
             with self._watch, contextlib.redirect_stdout(printed):
                 yield seen
+            seen.seconds = time.perf_counter() - start
+            patched = self._patched(guards)
+            if patched and not self._unsafe:
+                raise PluginError(f"it {_patch_text(patched)}")
         except BaseException:
-            self._undo(dtype)
+            self._undo((*guards, environment))
             raise
-        seen.seconds = time.perf_counter() - start
-        patched = self._patched(dtype)
-        if patched and not self._unsafe:
-            self._undo(dtype)
-            raise PluginError(f"it {_patch_text(patched)}")
         seen.notes += _notes(seen.seconds, printed.text(), torch_was_here)
+        seen.notes += _left_behind(environment, threads)
         if patched:
             seen.notes.append(f"it changes {', '.join(patched)}, which unsafe_plugins allows")
             self._noted = False
@@ -97,21 +112,21 @@ class Conduct:
         core was patched meanwhile; the patch is undone, as it is where the building fails.
         """
         self._watch.note()
-        dtype = _default_dtype()
+        guards = (DefaultDtype(), Modules(_CORE))
         try:
             with self._watch:
                 yield
         except BaseException:
-            self._undo(dtype)
+            self._undo(guards)
             raise
-        patched = self._patched(dtype)
+        patched = self._patched(guards)
         if not patched:
             return
         roots = {patch.root() for patch in self._watch.patches()}
         names = sorted(plugins.get(root, root) for root in roots)
         code = f"code of {', '.join(names)}" if names else "code"
         if not self._unsafe:
-            self._undo(dtype)
+            self._undo(guards)
             raise PluginError(f"while the engine was built, {code} {_patch_text(patched)}")
         import logging  # few runs are unsafe
 
@@ -119,26 +134,15 @@ class Conduct:
             "%s changes %s, which unsafe_plugins allows", code, ", ".join(patched)
         )
 
-    def _patched(self, dtype: Any) -> list[str]:
+    def _patched(self, guards: Sequence[Guard]) -> list[str]:
         found = [str(patch) for patch in self._watch.patches()]
-        now = _default_dtype()
-        usual = dtype is None and str(now) in ("None", f"torch.{_USUAL_DTYPE}")
-        if now != dtype and not usual:
-            found.append(f"torch's default dtype (now {now})")
-        return found
+        return found + [text for guard in guards for text in guard.changes()]
 
-    def _undo(self, dtype: Any) -> None:
+    def _undo(self, guards: Sequence[Guard]) -> None:
         for patch in self._watch.patches():
             patch.undo()
-        if _default_dtype() != dtype:  # it is loaded, then
-            torch = sys.modules["torch"]
-            torch.set_default_dtype(dtype or getattr(torch, _USUAL_DTYPE))
-
-
-def _default_dtype() -> Any:
-    """Of torch, where that is loaded."""
-    ask = getattr(sys.modules.get("torch"), "get_default_dtype", None)
-    return None if ask is None else ask()
+        for guard in guards:
+            guard.undo()
 
 
 def _patch_text(patched: Sequence[str]) -> str:
@@ -156,3 +160,11 @@ def _notes(seconds: float, printed: str, torch_was_here: bool) -> Iterator[str]:
         yield "it imports torch at start-up; keep that behind its lazy references"
     if seconds >= _SLOW:
         yield f"its import and hooks took {seconds:.1f} s"
+
+
+def _left_behind(environment: Environment, threads: Threads) -> Iterator[str]:
+    variables, names = list(environment.changes()), threads.new()
+    if variables:
+        yield f"it changes environment variables at start-up: {', '.join(variables)}"
+    if names:
+        yield f"it starts threads at start-up: {', '.join(names)}; start them where they are used"

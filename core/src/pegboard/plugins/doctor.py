@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 import attrs
 
-from pegboard.api.descriptor import LazyRef
 from pegboard.plugins.admission import Admission, admit
 from pegboard.plugins.board import Board
 from pegboard.plugins.discover import distribution_name
@@ -21,10 +20,11 @@ from pegboard.plugins.import_check import import_faults
 from pegboard.plugins.loader import build_board
 from pegboard.plugins.policy import USUAL, LoadPolicy
 from pegboard.plugins.record import Candidate
+from pegboard.plugins.references import lazy_refs
 from pegboard.plugins.requirements import installed_versions, unmet
 from pegboard.plugins.scan import Metadata, MetadataFolder, headers, scan
 
-__all__ = ["SLOW_IMPORT", "Check", "Finding", "Report", "examine", "lazy_refs"]
+__all__ = ["SLOW_IMPORT", "Check", "Finding", "Report", "examine"]
 
 Check = Literal[
     "allowlist", "metadata", "api level", "loading", "requirements", "imports", "import time"
@@ -193,15 +193,3 @@ def _imports(board: Board, timeout: float) -> Iterator[Finding]:
     for target, fault in import_faults(list(users), timeout=timeout).items():
         said = fault if target in fault else f"{target!r}: {fault}"
         yield Finding("problem", "imports", f"{users[target]}: {said}")
-
-
-def lazy_refs(value: Any) -> Iterator[str]:
-    """Every lazy reference inside a descriptor, as ``"module:attribute"``."""
-    if isinstance(value, LazyRef):
-        yield value.target
-    elif isinstance(value, Mapping):
-        yield from (target for item in value.values() for target in lazy_refs(item))
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from (target for item in value for target in lazy_refs(item))
-    elif attrs.has(type(value)):
-        yield from (t for f in attrs.fields(type(value)) for t in lazy_refs(getattr(value, f.name)))

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from pegboard.errors import PegboardError, PluginError
 from pegboard.plugins.allowlist import VARIABLE
-from pegboard.plugins.record import Candidate
+from pegboard.plugins.record import Candidate, PluginRecord
 
-__all__ = ["REMEDY", "check_value", "name_clash", "reason_of", "used_twice"]
+__all__ = ["REMEDY", "check_value", "name_clash", "notice_of", "reason_of", "used_twice"]
 
 REMEDY = f"uninstall one of them or leave one out with {VARIABLE}"
 
@@ -35,7 +35,7 @@ def check_value(candidate: Candidate) -> None:
 
 def reason_of(error: BaseException) -> str:
     """One line; for errors that are not ours, with the place where they were raised."""
-    text = " ".join(str(error).split())
+    text = " ".join(_text(error).split())
     if isinstance(error, PegboardError):
         return text
     import traceback  # only failures need it, and start-up must be quick
@@ -43,3 +43,18 @@ def reason_of(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
+
+
+def _text(error: BaseException) -> str:
+    """What it says; empty where its own code fails at that."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
+def notice_of(record: PluginRecord) -> str:
+    """For the operator: which plugin did not load, why, and what to do about it."""
+    told = record.state == "incompatible" or VARIABLE in record.reason
+    remedy = "" if told else f"; mend or upgrade it, or leave it out with {VARIABLE}"
+    return f"{record} is {record.state}: {record.reason}{remedy}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import attrs
@@ -19,7 +20,14 @@ from pegboard.plugins.board import Board
 from pegboard.plugins.conduct import Conduct
 from pegboard.plugins.declared import check_override, read_declaration
 from pegboard.plugins.discover import Discovery
-from pegboard.plugins.failures import REMEDY, check_value, name_clash, reason_of, used_twice
+from pegboard.plugins.failures import (
+    REMEDY,
+    check_value,
+    name_clash,
+    notice_of,
+    reason_of,
+    used_twice,
+)
 from pegboard.plugins.first_party import FirstParty
 from pegboard.plugins.levels import IncompatibleError, check_levels
 from pegboard.plugins.order import load_order
@@ -48,6 +56,14 @@ class _Waiting(NamedTuple):
     override: Mapping[str, frozenset[str]]
     processes: tuple[ProcessRole, ...]
     notes: tuple[str, ...]
+
+
+class _Accepted(NamedTuple):
+    """What a plugin offers, ready to be put on the board."""
+
+    registries: dict[str, Registry[Any]]
+    """Those that change, by surface."""
+    registered: tuple[Registration, ...]
 
 
 class Loader:
@@ -86,7 +102,9 @@ class Loader:
 
     def register_core(self, pairs: Sequence[tuple[str, Descriptor]]) -> None:
         source = Provenance(CORE_DISTRIBUTION, __version__, "core", "")
-        self._core = attrs.evolve(self._core, registered=self._register(pairs, source, {}))
+        accepted = self._accept(pairs, source, {})
+        self._registries.update(accepted.registries)
+        self._core = attrs.evolve(self._core, registered=accepted.registered)
 
     def load_all(self, candidates: Sequence[Candidate]) -> None:
         admitted = [c for c in candidates if self._allowlist.admits(c)]
@@ -114,9 +132,7 @@ class Loader:
     def raise_failures(self) -> None:
         """Strict mode: one error for all failures."""
         if self._errors:
-            listing = "; ".join(
-                f"{record} is {record.state}: {record.reason}" for record, _ in self._errors
-            )
+            listing = "; ".join(notice_of(record) for record, _ in self._errors)
             raise PluginError(f"strict mode refuses to start: {listing}") from self._errors[0][1]
 
     def board(
@@ -130,7 +146,7 @@ class Loader:
         config = self._policy.plugin_config
         plan = PluginPlan.of(records, self._allowlist.value, config, search_path)
         records.sort(key=lambda record: (record.group, record.id, record.distribution))
-        failures = (f"plugin {r} is {r.state}: {r.reason}" for r, _ in self._errors)
+        failures = (f"plugin {notice_of(record)}" for record, _ in self._errors)
         notes = (f"plugin {r}: {note}" for r in records for note in r.notes)
         return Board(
             plugins=tuple(records),
@@ -233,44 +249,47 @@ class Loader:
             metrics=PluginMetrics(candidate.id, self._metrics),
         )
         given = self._policy.plugin_config.get(candidate.id)
-        pairs, settings, seen = collect(
-            candidate.value, waiting.levels, context, given, self._conduct
-        )
         source = Provenance(
             candidate.distribution, candidate.version, candidate.id, candidate.group
         )
-        registered = self._register(pairs, source, waiting.override)
+        accept = partial(self._accept, source=source, override=waiting.override)
+        accepted, settings, seen = collect(
+            candidate.value, waiting.levels, context, given, self._conduct, accept
+        )
+        self._registries.update(accepted.registries)
         self._settings[source] = settings
         record = _record(candidate, "ready", "", tuple(waiting.levels))
         self._records.append(
             attrs.evolve(
                 record,
-                registered=registered,
+                registered=accepted.registered,
                 import_seconds=seen.seconds,
                 notes=(*waiting.notes, *seen.notes),
                 processes=waiting.processes,
             )
         )
 
-    def _register(
+    def _accept(
         self,
         pairs: Sequence[tuple[str, Descriptor]],
         source: Provenance,
         override: Mapping[str, frozenset[str]],
-    ) -> tuple[Registration, ...]:
-        """Put all pairs on the board, or none of them if a key is taken."""
+    ) -> _Accepted:
+        """What the registries become with all pairs. Changes nothing; raises `ClashError` if a key
+        is taken."""
         by_surface: dict[str, list[Entry[Any]]] = defaultdict(list)
+        done = []
         for surface, descriptor in pairs:
-            taken = override.get(surface, frozenset())
-            by_surface[surface].append(Entry(descriptor, source, taken))
+            entry = Entry(descriptor, source, override.get(surface, frozenset()))
+            by_surface[surface].append(entry)
+            done.append(Registration(surface, *entry.name_and_claims))
         clashes = [
             c for s, entries in by_surface.items() for c in self._registries[s].clashes(entries)
         ]
         if clashes:
             raise ClashError(clashes)
         extended = {s: self._registries[s].extended(entries) for s, entries in by_surface.items()}
-        self._registries.update(extended)
-        return tuple(Registration(s, d.name, tuple(d.claims())) for s, d in pairs)
+        return _Accepted(extended, tuple(done))
 
     def _fail(self, candidate: Candidate, surfaces: tuple[str, ...], error: BaseException) -> None:
         state: PluginState = "incompatible" if isinstance(error, IncompatibleError) else "failed"

@@ -152,5 +152,6 @@ def _refuse(problems: Iterable[str]) -> None:
     listed = "; ".join(problems)
     if listed:
         raise PluginError(
-            f"the plugins of this process are not those of the process that started it: {listed}"
+            f"the plugins of this process are not those of the process that started it: {listed}. "
+            "Give both the same installation and start again"
         )

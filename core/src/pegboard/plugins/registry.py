@@ -12,7 +12,7 @@ from pegboard.api.descriptor import Descriptor
 from pegboard.errors import DuplicateError
 from pegboard.plugins.record import PluginRecord
 
-__all__ = ["Clash", "ClashError", "Entry", "Provenance", "Registry", "Shadow", "keys_of"]
+__all__ = ["Clash", "ClashError", "Entry", "Provenance", "Registry", "Shadow"]
 
 T = TypeVar("T", bound=Descriptor)
 
@@ -39,6 +39,21 @@ class Entry(Generic[T]):
     provenance: Provenance
     overrides: frozenset[str] = frozenset()
     """Keys that it takes from whoever else has them."""
+    name_and_claims: tuple[str, tuple[str, ...]] = attrs.field(init=False, eq=False, repr=False)
+    """Asked once: a plugin's code has no say when others register."""
+
+    @name_and_claims.default
+    def _ask(self) -> tuple[str, tuple[str, ...]]:
+        return self.descriptor.name, tuple(self.descriptor.claims())
+
+    @property
+    def name(self) -> str:
+        return self.name_and_claims[0]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Name and claims, each once, the name first."""
+        return tuple(dict.fromkeys((self.name, *self.name_and_claims[1])))
 
 
 class Clash(NamedTuple):
@@ -90,11 +105,6 @@ class ClashError(DuplicateError):
         self.clashes = tuple(clashes)
 
 
-def keys_of(descriptor: Descriptor) -> tuple[str, ...]:
-    """Name and claims, each once, the name first."""
-    return tuple(dict.fromkeys((descriptor.name, *descriptor.claims())))
-
-
 class Registry(Generic[T]):
     """The descriptors of one surface. Immutable: `extended` returns a new one.
 
@@ -113,11 +123,9 @@ class Registry(Generic[T]):
             raise ClashError(clashes)
         self._shadows = _shadows(surface, self._entries, by_key)
         gone = {(s.name, s.owner) for s in self._shadows if s.whole}
-        self._live = tuple(
-            e for e in self._entries if (e.descriptor.name, e.provenance) not in gone
-        )
+        self._live = tuple(e for e in self._entries if (e.name, e.provenance) not in gone)
         self._by_key: Mapping[str, Entry[T]] = MappingProxyType(
-            {k: e for k, e in by_key.items() if (e.descriptor.name, e.provenance) not in gone}
+            {k: e for k, e in by_key.items() if (e.name, e.provenance) not in gone}
         )
 
     def clashes(self, entries: Sequence[Entry[T]]) -> tuple[Clash, ...]:
@@ -142,7 +150,7 @@ class Registry(Generic[T]):
 
     def names(self) -> tuple[str, ...]:
         """Names, without claims, in order."""
-        return tuple(entry.descriptor.name for entry in self._live)
+        return tuple(entry.name for entry in self._live)
 
     def keys(self) -> tuple[str, ...]:
         """Names and claims, in order."""
@@ -176,7 +184,7 @@ def _index(
     more than one may have."""
     users: dict[str, list[Entry[T]]] = {}
     for entry in entries:
-        for key in keys_of(entry.descriptor):
+        for key in entry.keys:
             users.setdefault(key, []).append(entry)
     by_key: dict[str, Entry[T]] = {}
     clashes: list[Clash] = []
@@ -193,7 +201,7 @@ def _shadows(
 ) -> tuple[Shadow, ...]:
     found = []
     for entry in entries:
-        name, *claims = keys_of(entry.descriptor)
+        name, *claims = entry.keys
         lost = [key for key in (name, *claims) if by_key[key] is not entry]
         if lost:
             whole = name in lost or (bool(claims) and set(claims) <= set(lost))

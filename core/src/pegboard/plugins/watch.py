@@ -88,7 +88,8 @@ class CoreWatch:
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            self._note(module)
+            if name not in self._modules:  # else it was loaded before, and this is a replacement
+                self._note(module)
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
