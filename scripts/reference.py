@@ -24,8 +24,8 @@ KITS = Path("plugins/testkit/src/pegboard_testkit")
 FIRST_PARTY = Path("core/src/pegboard/plugins/first_party.json")
 BUILT_IN = Path("core/src/pegboard/plugins/builtin.py")
 PAGE = Path("docs/reference-plugins.md")
-PARTS = {"attention": ("recurrent",), "connector": ("transfer", "transfer_config")}
-"""Contract files that belong to a surface without being named after it."""
+PARTS = {"attention": ("recurrent",), "connector": ("transfer",)}
+"""Beginnings of the names of contract files that belong to a surface and are not named after it."""
 MORE_KITS = {"model": ("pretrained_kit", "config_kit")}
 LONGEST_VALUE = 120
 """Characters of a constant; a longer one is in the code."""
@@ -33,8 +33,9 @@ HEAD = """\
 # Reference of hooks and contracts
 
 Generated from the code by [`scripts/reference.py`](../scripts/reference.py); `make sync` writes it.
-A plugin imports a name from the module that its section is called after. How the pieces go together
-stands in [writing-a-plugin.md](writing-a-plugin.md), what may change and when in
+A plugin imports a name from the module that its section is called after, or from the larger one
+that exports it, as the section says. How the pieces go together stands in
+[writing-a-plugin.md](writing-a-plugin.md), what may change and when in
 [compatibility.md](compatibility.md). Tables of the contract files are left out here. A default of
 `…` is made for each instance.
 """
@@ -229,7 +230,19 @@ def functions(contract: Contract) -> Iterator[str]:
             yield listed(signature(node, method=False), text)
 
 
-def module_section(contract: Contract) -> Iterator[str]:
+def exporters(contract: Contract, found: dict[str, Contract]) -> list[str]:
+    """Other contract files that export what this one defines."""
+    module = f"pegboard.api.{contract.name}"
+    return [
+        other.name
+        for other in found.values()
+        for node in other.tree.body
+        if isinstance(node, ast.ImportFrom) and node.module == module
+        if {alias.name for alias in node.names} & set(other.public)
+    ]
+
+
+def module_section(contract: Contract, found: dict[str, Contract]) -> Iterator[str]:
     """One contract file."""
     own = [node for name, node in contract.classes.items() if name in contract.public]
     others = [*constants(contract), *functions(contract)]
@@ -238,9 +251,9 @@ def module_section(contract: Contract) -> Iterator[str]:
     yield f"### `pegboard.api.{contract.name}`"
     text = paragraphs(ast.get_docstring(contract.tree))
     called = [part for part in text[1:] if part.startswith("Called by")]
-    yield "\n\n".join(
-        (*text[:1], *called, f"File: [`api/{contract.name}.py`](../{API}/{contract.name}.py).")
-    )
+    file = f"File: [`api/{contract.name}.py`](../{API}/{contract.name}.py)."
+    by = " and ".join(f"`pegboard.api.{name}`" for name in exporters(contract, found))
+    yield "\n\n".join((*text[:1], *called, f"{file} Exported by {by}." if by else file))
     if others:
         yield "\n".join(others)
     for node in own:
@@ -283,8 +296,9 @@ def descriptor_of(hook: ast.FunctionDef) -> str:
 
 def modules_of(surface: str, found: dict[str, Contract]) -> list[str]:
     """Contract files of a surface, the main one first."""
-    named = [name for name in found if name == surface or name.startswith(f"{surface}_")]
-    return sorted({*named, *PARTS.get(surface, ())}, key=lambda name: (name != surface, name))
+    starts = (surface, *PARTS.get(surface, ()))
+    named = [n for n in found if any(n == s or n.startswith(f"{s}_") for s in starts)]
+    return sorted(named, key=lambda name: (name != surface, name))
 
 
 def hook_table(root: Path, found: dict[str, Contract]) -> Iterator[str]:
@@ -316,7 +330,7 @@ def surface_section(
     )
     yield "\n".join(f"* {fact}" for fact in facts)
     for name in modules_of(surface, found):
-        yield from module_section(found[name])
+        yield from module_section(found[name], found)
 
 
 def settings_hook(found: dict[str, Contract]) -> str:
@@ -336,7 +350,7 @@ def page(root: Path) -> str:
         shown.update(modules_of(str(named), found))
     parts.append("## Shared values")
     for name in sorted(found.keys() - shown):
-        parts += module_section(found[name])
+        parts += module_section(found[name], found)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
