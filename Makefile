@@ -31,7 +31,7 @@ help:
 	@echo "make test-gpu       the tests that need a GPU, on a machine with one"
 	@echo "make lint           ruff and mypy"
 	@echo "make format         let ruff rewrite the code"
-	@echo "make sync           write what must agree among the members"
+	@echo "make sync           write what must agree among the members, and the reference"
 	@echo "make bench-cpu      prompt and decode rates on this machine"
 	@echo "make bench-prefix   what the prefix cache saves on this machine"
 	@echo "make bench-host     host time of plan, submit and update per step"
@@ -70,6 +70,7 @@ format: setup-dev
 
 sync: setup-dev
 	$(PY) scripts/workspace.py
+	$(PY) scripts/reference.py
 
 bench-cpu: setup-dev
 	@model="$$($(PY) scripts/fetch_model.py)" && $(PY) -I tests/benchmarks/bench_cpu.py "$$model"

@@ -21,6 +21,9 @@ ROOMS = (
     *("scheduler", "testing", "text", "weights"),
 )
 LONGEST_FUNCTION = 60
+LONGEST_CONTRACT = 160
+LONG_CONTRACTS = {"params.py"}
+"""Sampling parameters are one thing, with one check after the other."""
 IMPORT_NAMES = {
     "flash_attn": "flash-attn-4",
     "pil": "pillow",
@@ -142,6 +145,14 @@ def test_the_api_names_torch_for_type_checking_only(workspace: ModuleType) -> No
         if found.root in {"torch", "triton"} and not found.typing
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_contract_file_can_be_read_at_one_go(workspace: ModuleType) -> None:
+    files = source_files(workspace.ROOT / "core/src/pegboard/api")
+    lengths = {path.name: len(path.read_text().splitlines()) for path in files}
+    long = {name for name, lines in lengths.items() if lines > LONGEST_CONTRACT}
+    assert len(lengths) > 30
+    assert long == LONG_CONTRACTS, {name: lengths[name] for name in long}
 
 
 def test_the_planning_rooms_never_import_torch(workspace: ModuleType) -> None:

@@ -72,7 +72,7 @@ def test_the_parent_package_is_not_imported_to_read_the_level(site: Any) -> None
     ("declared", "reason"),
     [
         ({"model": 3}, None),
-        ({"model": 2, "quant": 1}, None),
+        ({"model": 3, "quant": 1}, None),
         ({"model": 4}, "needs level 4 of the 'model' API, this core has 3: upgrade pegboard-core"),
         ({"model": 1}, "written for level 1 .* runs 2 and 3: upgrade their-plugin"),
         ({"quant": 1, "model": 0}, "written for level 0 .* upgrade their-plugin"),
@@ -87,6 +87,12 @@ def test_level_n_runs_plugins_of_n_and_n_minus_1(
     else:
         with pytest.raises(IncompatibleError, match=reason):
             check_levels(candidate(), declared, "9.9", SUPPORTED)
+
+
+def test_a_plugin_of_the_level_before_is_told_that_its_time_ends() -> None:
+    (note,) = check_levels(candidate(), {"model": 2, "quant": 1}, "9.9", SUPPORTED)
+    assert "level 2 of the 'model' API, this core has 3 and the next" in note
+    assert "ask for a newer their-plugin" in note
 
 
 @pytest.mark.parametrize(

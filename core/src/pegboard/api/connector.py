@@ -32,13 +32,13 @@ not declared, a hold on a free block) raises `PluginError` and stops the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
+from pegboard.api.connector_scheduler import SchedulerHalf, SchedulerHalfContext
+from pegboard.api.connector_worker import WorkerHalf, WorkerHalfContext
 from pegboard.api.descriptor import LazyRef, lazy_ref
-from pegboard.api.metrics import PluginMetrics
 from pegboard.api.transfer import (
     Admitted,
     Allocated,
@@ -62,9 +62,7 @@ from pegboard.api.transfer import (
 from pegboard.api.transfer_config import KVTransferConfig
 
 if TYPE_CHECKING:
-    import torch
-
-    from pegboard.api.kv import KVCacheConfig, KVGroup, KVTensors
+    pass
 
 __all__ = [
     "Admitted",
@@ -128,158 +126,3 @@ class KVConnector:
 
     def claims(self) -> tuple[str, ...]:
         return ()
-
-
-@attrs.frozen(eq=False)
-class SchedulerHalfContext:
-    """What a scheduler half is built from."""
-
-    config: KVTransferConfig
-    groups: tuple[KVGroup, ...]
-    unit: int
-    """Tokens per entry of `RequestView.block_hashes`. The key of block `entry` of a group with
-    block size b is the hash of its last unit, ``block_hashes[(entry + 1) * b // unit - 1]``."""
-    border: int
-    """Tokens; loads end at multiples of it, where every group has a whole block."""
-    identity: Mapping[str, Any]
-    """What stored blocks depend on beside their keys, as plain data: model, weights, quantisation,
-    dtypes, groups and layouts, hash algorithm, ranks. Engines with equal identities may share."""
-    handshakes: tuple[Any, ...]
-    """By rank, what `WorkerHalf.attach` returned."""
-    longest: Callable[[Sequence[bytes], int, Callable[[int, bytes], bool]], int]
-    """``longest(block_hashes, limit, has)``: the most leading tokens, at most `limit` and a
-    multiple of the border, with which a request can begin if a store holds exactly the blocks for
-    which ``has(group, key)`` is true. It asks only for blocks that are needed (windows and states
-    need but the last ones)."""
-    connector: Callable[[KVTransferConfig, tuple[Any, ...]], SchedulerHalf]
-    """``connector(config, handshakes)`` builds the scheduler half of another connector as a child.
-    Raises `MissingPluginError` or `UnsupportedError` as for a connector of its own."""
-    settings: Any = None
-    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
-    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
-    """The plugin's own namespace of metrics."""
-
-
-@attrs.frozen(eq=False)
-class WorkerHalfContext:
-    """What a worker half is built from."""
-
-    config: KVTransferConfig
-    identity: Mapping[str, Any]
-    """As in `SchedulerHalfContext`."""
-    rank: int
-    ranks: int
-    connector: Callable[[KVTransferConfig], WorkerHalf]
-    """Builds the worker half of another connector as a child; raises as the scheduler's does."""
-    settings: Any = None
-    """As in `SchedulerHalfContext`."""
-    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
-    """The plugin's own namespace of metrics."""
-
-
-class SchedulerHalf:
-    """The half that plans. Called in the engine process, from one thread; no call may block.
-
-    The defaults of this class are a connector that has and saves nothing.
-    """
-
-    def match(self, question: Match) -> MatchAnswer:
-        """How many more tokens than ``question.computed`` the connector can bring.
-
-        May be called any number of times for one request, in each step while it waits and again
-        after a preemption, and must not change anything that matters: a lookup that it starts is
-        started once per request and given up in `finished`. The core rounds the answer down to a
-        border and to ``question.limit``, and may ignore it.
-        """
-        return Now(0)
-
-    def allocated(self, what: Allocated) -> None:
-        """Blocks were allocated for the tokens of the last answer; called once per load."""
-
-    def step(self, view: StepView) -> StepOrder:
-        """What the workers shall do in this step.
-
-        Called for every step that has rows, and for steps without rows while transfers go on or a
-        match is pending.
-        """
-        return StepOrder()
-
-    def finished(self, what: Finished) -> Keep | None:
-        """A request ended; called once per request. Returns `Keep` to own its blocks."""
-        return None
-
-    def report(self, report: TransferReport) -> None:
-        """What the workers told after a step, merged over ranks."""
-
-    def events(self) -> Sequence[StoreEvent]:
-        """What came to or left the outside store since the last call. Nobody may ever ask, so at
-        most some thousands are worth keeping, the youngest."""
-        return ()
-
-    def stats(self) -> Mapping[str, float]:
-        """Figures for logs and metrics."""
-        return {}
-
-    def reset(self, reason: str) -> None:
-        """Forget what was stored, as far as it is no longer right: ``"cache"`` (the prefix cache
-        was reset) or ``"weights"`` (new weights)."""
-
-    def close(self) -> None:
-        """The engine stops."""
-
-
-class WorkerHalf:
-    """The half beside the tensors. Called in the process that holds the device, in the order
-    ``attach``, then per step ``drop…, start_load, (wait_layer, save_layer)…, wait_save, poll``.
-
-    The defaults of this class do nothing.
-    """
-
-    def attach(self, kv: Sequence[KVTensors], cache: KVCacheConfig, device: torch.device) -> Any:
-        """The cache's storage, one `KVTensors` per slot that has its own; `KVTensors.page` is one
-        block of it. Returns plain data for the scheduler half (addresses, ports), or None."""
-        return None
-
-    def start_load(self, metadata: Any) -> None:
-        """Begin a step, with the scheduler half's metadata.
-
-        `Now` loads must be in place when this returns (in the order of the device's stream), or,
-        with the ability `layerwise`, when `wait_layer` returns. `Later` loads are only begun.
-        Called after the step's block copies and before its forward pass; also without rows.
-        """
-
-    def drop(self, load_id: int) -> bool:
-        """A load was given up: nothing is written to its blocks once this returned True.
-
-        Called before `start_load`, also in steps for which the scheduler half broke down, and when
-        a method of this half raised for a step that begins the load. If it returns False or raises,
-        the blocks stay reserved, and it is called again in each step. Unknown loads, and those that
-        were dropped before, are no fault. The load may still be reported.
-
-        The default is right for a half that writes only inside its other methods. With the ability
-        `asynchronous` or `layerwise` a half must have its own.
-        """
-        return True
-
-    def wait_layer(self, key: str) -> None:
-        """Slot `key` is about to be read. Only with the ability `layerwise`."""
-
-    def save_layer(self, key: str) -> None:
-        """Slot `key` was written by this step. Only with the ability `layerwise`."""
-
-    def wait_save(self) -> None:
-        """The forward pass is submitted; return when whatever this step saves is safe from being
-        overwritten, except the blocks that the scheduler half holds."""
-
-    def poll(self) -> TransferReport:
-        """What is over. Called once after each step; must not block."""
-        return TransferReport()
-
-    def detach(self) -> None:
-        """The cache's storage goes away (sleep); stop touching it. `attach` may follow."""
-
-    def reset(self, reason: str) -> None:
-        """As `SchedulerHalf.reset`."""
-
-    def close(self) -> None:
-        """The engine stops; called once, after `detach`."""

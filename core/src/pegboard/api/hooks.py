@@ -1,10 +1,9 @@
 """Every hook that a plugin module may implement. This page is the manual.
 
 A plugin is a distribution with an entry point in one of the groups ``pegboard.models``,
-``pegboard.quant``,
-``pegboard.attention``, ``pegboard.platforms``, ``pegboard.connectors`` or ``pegboard.plugins``
-(everything else). The entry point names a module; the module's functions marked with `hookimpl`
-are its hooks. A module may implement any of the hooks below, whatever its group.
+``pegboard.quant``, ``pegboard.attention``, ``pegboard.platforms``, ``pegboard.connectors`` or
+``pegboard.plugins`` (everything else). The entry point names a module; the module's functions
+marked with `hookimpl` are its hooks. A module may implement any of them, whatever its group.
 
 Rules for all hooks:
 

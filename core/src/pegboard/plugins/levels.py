@@ -31,9 +31,13 @@ def check_levels(
     """
     for surface, level in declared.items():
         _check_level(candidate, surface, level, supported)
-    if 0 not in declared.values():
-        return ()
-    return _check_pin(candidate, core_version)
+    older = tuple(
+        f"it is written for level {level} of the {surface!r} API, this core has {level + 1} and "
+        f"the next one will not run it: ask for a newer {candidate.distribution}"
+        for surface, level in declared.items()
+        if level < supported[surface]
+    )
+    return (*older, *(_check_pin(candidate, core_version) if 0 in declared.values() else ()))
 
 
 def _check_level(
