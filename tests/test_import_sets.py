@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -58,6 +61,38 @@ def test_light_commands_load_no_heavy_library(
     assert not modules & HEAVY
     assert f"STATUS {status}" in printed
     assert shown in printed
+
+
+@pytest.fixture(scope="module")
+def forty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 40 plugins, those of the benchmark of start-up."""
+    folder = str(Path(__file__).parent / "benchmarks")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    site = tmp_path_factory.mktemp("forty")
+    importlib.import_module("bench_startup").install_many(site, 40)
+    return site
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["plugins", "list"], ["plugins", "list", "--json"]]
+)
+def test_many_plugins_leave_light_commands_light(forty: Path, arguments: list[str]) -> None:
+    command = COMMAND_LINE.format(arguments=arguments)
+    modules, printed = loaded(f"sys.path.insert(0, {str(forty)!r})\n{command}")
+    assert not modules & HEAVY
+    assert "STATUS 0" in printed
+    assert "many-1" in printed  # a command, which the help names
+
+
+def test_each_of_many_plugins_is_ready(forty: Path) -> None:
+    code = f"sys.path.insert(0, {str(forty)!r})\n" + COMMAND_LINE.format(
+        arguments=["plugins", "list", "--json"]
+    )
+    _, printed = loaded(code)
+    rows = json.loads(printed[: printed.rindex("}") + 1])["plugins"]
+    states = [row["state"] for row in rows if row["id"].startswith("many-")]
+    assert states == ["ready"] * 40
 
 
 def test_importing_pegboard_is_light() -> None:
