@@ -53,7 +53,7 @@ def test_the_page_is_what_the_script_makes_of_the_code(
     ("file", "old", "new", "shown"),
     [
         ("attention.py", "priority: int = 0", "priority: int = 7", "| `priority` | `int` | `7` |"),
-        ("platform.py", "def wait(self)", "def tarry(self)", "* `tarry() -> None`"),
+        ("platform_execution.py", "def wait(self)", "def tarry(self)", "* `tarry() -> None`"),
         ("levels.py", '"quant": 0', '"quant": 3', "| [`quant`](#surface-quant) | 3 |"),
     ],
 )

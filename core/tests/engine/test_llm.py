@@ -175,6 +175,10 @@ def test_a_broken_tokeniser_is_an_error_and_a_missing_one_is_not(
 def test_chat_renders_the_models_template(llm: LLM) -> None:
     (output,) = llm.chat(TALK, GREEDY, use_tqdm=False)
     assert output.prompt == "<user>hi\n<assistant>"
+    rendered = llm.apply_chat_template(TALK)
+    for given in (rendered, [rendered]):
+        (again,) = llm.generate(given, GREEDY, use_tqdm=False)
+        assert again.outputs[0].token_ids == output.outputs[0].token_ids
     both = llm.chat([TALK, TALK], GREEDY, use_tqdm=False)
     assert [item.outputs[0].token_ids for item in both] == [output.outputs[0].token_ids] * 2
 

@@ -106,6 +106,14 @@ def test_a_dummy_step_reads_no_state_and_writes_the_null_block() -> None:
     assert cross.kv_lens == [0, 0, 0] and cross.slots.tolist() == []
 
 
+def test_rows_of_a_dummy_step_may_come_after_other_tokens() -> None:
+    (full,) = dummy_inputs([1, 9, 4], [16, 0, 3], [KVGroup(0, FULL, 4, ("0.self",))], CPU).groups
+    assert isinstance(full, AttentionStep)
+    assert full.query_lens == [1, 9, 4] and full.kv_lens == [17, 9, 7]
+    assert full.block_table.shape == (3, 5) and not full.block_table.any()
+    assert max(full.slots.tolist()) < 4, "tokens outside the null block are stored"
+
+
 def test_cross_attention_sees_the_encoders_tokens_and_stores_them_once() -> None:
     groups = (KVGroup(0, FULL, 4, ("0.self",)), KVGroup(1, CROSS, 8, ("0.cross",)))
     slots = Slots(LIMITS, groups, CPU)

@@ -39,17 +39,6 @@ def make(board: Board) -> Callable[..., ToyEngine]:
     return build
 
 
-@pytest.fixture
-def filled(make: Callable[..., ToyEngine]) -> Script:
-    """A script whose store has the blocks of `PROMPT`."""
-    script = Script()
-    engine = make(script)
-    engine.add(toy_request("first", PROMPT, 1))
-    engine.run()
-    assert len(script.store) == LOADED
-    return script
-
-
 def used(engine: ToyEngine) -> int:
     return engine.scheduler.stats().used_blocks
 

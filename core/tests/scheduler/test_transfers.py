@@ -55,17 +55,6 @@ def make(board: Board) -> Callable[..., ToyEngine]:
     return build
 
 
-@pytest.fixture
-def filled(make: Callable[..., ToyEngine]) -> Script:
-    """A script whose store has the blocks of `PROMPT`."""
-    script = Script()
-    engine = make(script)
-    engine.add(toy_request("first", PROMPT, 1))
-    engine.run()
-    assert len(script.store) == 6
-    return script
-
-
 def listening(engine: ToyEngine) -> list[StepView]:
     """All views that the connector gets from now on."""
     views: list[StepView] = []

@@ -204,6 +204,7 @@ def test_the_borders_between_the_ways_are_kept(
 ) -> None:
     monkeypatch.setattr(launch, "CODED_ROWS", 18)
     monkeypatch.setattr(launch, "TENSOR_ROWS", 20)
+    monkeypatch.setattr(launch, "WIDE_OUTPUTS", 48)
     ways: list[str] = []
     for name in ("_few", "_coded", "_scaled_after"):
         usual = getattr(DeviceProducts, name)
@@ -217,6 +218,11 @@ def test_the_borders_between_the_ways_are_kept(
     for rows in (16, 17, 18, 19, 20, 21):
         products.product(params, torch.randn(rows, 32, device=device), 0)
     assert ways == ["_few", "_coded", "_coded", "_scaled_after", "_scaled_after"]
+    ways.clear()
+    wide = coded(48, 32, device)
+    for rows in (16, 18, 19, 20):
+        products.product(wide, torch.randn(rows, 32, device=device), 0)
+    assert ways == ["_few", "_coded"], "wide results are read and written once more"
 
 
 @pytest.mark.parametrize(("split", "rows"), [(1, 33), (3, 20)])

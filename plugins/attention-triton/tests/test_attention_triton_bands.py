@@ -30,7 +30,7 @@ def banded(parts: int) -> Any:
     """Kernels that make bands and about `parts` pieces."""
 
     def make(ctx: AttentionContext) -> TritonKernel:
-        kernel = TritonKernel(ctx, bands=True)
+        kernel = TritonKernel(ctx)
         kernel._parts = parts
         return kernel
 
@@ -173,7 +173,7 @@ def test_pieces_cover_the_common_tokens_once_per_band_and_the_others_once_per_ro
     lengths = shared + counts + draws.integers(0, 3000 if seed % 2 else 90, count)
     group = KVGroup(0, FullAttentionSpec(8, 64, "bfloat16"), BLOCK, ("0.self",))
     ctx = AttentionContext(group, torch.bfloat16, torch.device("cpu"), max_rows=64, max_tokens=99)
-    kernel = TritonKernel(ctx, bands=True)
+    kernel = TritonKernel(ctx)
     starts = np.concatenate(([0], counts.cumsum()))
     step = AttentionStep(
         counts.tolist(), lengths.tolist(), [], torch.from_numpy(starts).int(),

@@ -64,8 +64,10 @@ class InputProcessor:
     processors: LogitsRoster = attrs.field(factory=LogitsRoster)
     """Judge `SamplingParams.extra_args`."""
 
-    def tokenise(self, prompt: Prompt) -> TokenisedPrompt:
+    def tokenise(self, prompt: Prompt | TokenisedPrompt) -> TokenisedPrompt:
         """Token ids of any form of prompt, checked. Raises `RequestError` with field ``prompt``."""
+        if isinstance(prompt, TokenisedPrompt):
+            return prompt
         if isinstance(prompt, Mapping):
             return self._from_mapping(prompt)
         if isinstance(prompt, str):

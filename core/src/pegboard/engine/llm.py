@@ -71,7 +71,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | TokenisedPrompt | Sequence[Prompt | TokenisedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
@@ -82,7 +82,7 @@ class LLM:
         Args:
             prompts: Text, a list of token ids, a mapping (``{"prompt": …}`` or
             ``{"prompt_token_ids": …}``, with an
-                optional ``cache_salt``), or a list of these.
+                optional ``cache_salt``), what `apply_chat_template` returns, or a list of these.
             sampling_params: One for all, one per prompt, or None for the model's own defaults. A
             list of prompts with
                 one seed gives each prompt that seed, so equal prompts get equal answers.
@@ -219,7 +219,9 @@ class LLM:
             self.engine.abort_request([item for item in ids if item not in done])
         return [done[request_id] for request_id in ids]
 
-    def _tokenise(self, prompt: Prompt, place: int, count: int) -> TokenisedPrompt:
+    def _tokenise(
+        self, prompt: Prompt | TokenisedPrompt, place: int, count: int
+    ) -> TokenisedPrompt:
         try:
             return self.engine.inputs.tokenise(prompt)
         except RequestError as error:
@@ -263,9 +265,9 @@ class LLM:
         return next(name for name in self._names if not self.engine.is_live(name))
 
 
-def _listed(prompts: Any) -> list[Prompt]:
+def _listed(prompts: Any) -> list[Prompt | TokenisedPrompt]:
     """A list of prompts: one text, one mapping or one list of ids is a single prompt."""
-    if isinstance(prompts, (str, Mapping)):
+    if isinstance(prompts, (str, Mapping, TokenisedPrompt)):
         return [prompts]
     if not isinstance(prompts, Sequence):
         raise RequestError(

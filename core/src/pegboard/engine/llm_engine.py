@@ -165,7 +165,7 @@ class LLMEngine:
             raise RequestError(
                 f"request_id={request_id!r} is in use by a live request", field="request_id"
             )
-        tokens = prompt if isinstance(prompt, TokenisedPrompt) else self.inputs.tokenise(prompt)
+        tokens = self.inputs.tokenise(prompt)
         # The engine's ids are our own, so that a user's id can never look like a child of another
         # request.
         requests = self.inputs.requests(str(self._serial), tokens, params, priority=priority)

@@ -70,20 +70,18 @@ def load_model(
         plain=lambda layer: plain_method(layer, dtype, ops),
     )
     dummy = config.load_format == "dummy"
-    built = _build(
-        model,
-        BuildContext(
-            config=model.family_config,
-            dtype=dtype,
-            device=device,
-            ops=ops,
-            method=method,
-            sources=_no_sources if dummy else resolved.sources,
-            parallel=parallel,
-            max_positions=model.max_model_len,
-            **board.handed("model", model.family.name),
-        ),
+    context = BuildContext(
+        config=model.family_config,
+        dtype=dtype,
+        device=device,
+        ops=ops,
+        method=method,
+        sources=_no_sources if dummy else resolved.sources,
+        parallel=parallel,
+        max_positions=model.max_model_len,
+        **board.handed("model", model.family.name),
     )
+    built = _build(model, context)
     if formats is not None:
         formats.update(method.formats)
     if dummy:
