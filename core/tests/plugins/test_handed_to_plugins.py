@@ -21,10 +21,14 @@ from pegboard.api.attention import AttentionBackend
 from pegboard.api.checkpoint import CheckpointSource
 from pegboard.api.connector import KVConnector
 from pegboard.api.events import EventPublisher
+from pegboard.api.executor_class import ExecutorClass
 from pegboard.api.hooks import hookimpl
+from pegboard.api.logits import LogitsProcessor
 from pegboard.api.platform import Platform
 from pegboard.api.quant import QuantFormat
 from pegboard.api.scheduler_class import SchedulerClass
+from pegboard.api.stat_logger import StatLogger
+from pegboard.api.tokenizer import TokenizerClass
 from pegboard.testing.connectors import SCRIPTED_CONNECTOR
 from pegboard.testing.families import TINY_FAMILY
 
@@ -85,6 +89,26 @@ def pegboard_quant_formats():
 @hookimpl
 def pegboard_schedulers():
     return [SchedulerClass("odd", "odd_lazy:scheduler", max_in_flight=2, transfers=True)]
+
+
+@hookimpl
+def pegboard_executors():
+    return [ExecutorClass("odd", "odd_lazy:executor")]
+
+
+@hookimpl
+def pegboard_logits_processors():
+    return [LogitsProcessor(name="odd", build="odd_lazy:Rows")]
+
+
+@hookimpl
+def pegboard_stat_loggers():
+    return [StatLogger("odd", "odd_lazy:Recorder")]
+
+
+@hookimpl
+def pegboard_tokenizers():
+    return [TokenizerClass("odd", "odd_lazy:tokenizer")]
 """
 
 LAZY = """
@@ -163,14 +187,45 @@ def quantizer(ctx):
 def scheduler(ctx):
     note("scheduler", ctx)
     return ctx.build("token-budget")
+
+
+def executor(ctx):
+    note("executor", ctx)
+    return ctx.build("local")
+
+
+class Rows:
+    def __init__(self, ctx): note("logits", ctx)
+
+    def added(self, row): pass
+
+    def removed(self, slot): pass
+
+    def apply(self, call): return call.logits
+
+
+class Recorder:
+    def __init__(self, ctx): note("stat logger", ctx)
+
+    def record(self, stats): pass
+
+    def close(self): pass
+
+
+def tokenizer(ctx):
+    note("tokenizer", ctx)
+    return LazyRef("pegboard.text.tokenizer:Tokenizer").load().from_spec(ctx.spec)
 """
-LEVELS = ("attention", "checkpoint", "connector", "events", "model", "platform", "quant")
+LEVELS = (
+    *("attention", "checkpoint", "connector", "events", "executor", "logits", "model"),
+    *("platform", "quant", "scheduler", "stat_logger", "tokenizer"),
+)
 
 
 @pytest.fixture
 def lazy(site: Any, tmp_path: Path) -> Iterator[Any]:
     """The module of the lazy parts, as the engine imports it."""
-    levels = repr(dict.fromkeys([*LEVELS, "scheduler"], 0))
+    levels = repr(dict.fromkeys(LEVELS, 0))
     (site.folder / "odd_lazy.py").write_text(LAZY)
     site.add_source(HOOKS.replace("dict_of_levels", levels))
     write_tiny_model(tmp_path / "model", seed=5)
@@ -188,6 +243,10 @@ def engine(tmp_path: Path, depth: int, **options: Any) -> LLM:
         attention_backend="odd",
         quantization="odd",
         scheduler_cls="odd",
+        distributed_executor_backend="odd",
+        logits_processors=["odd"],
+        stat_loggers=["odd"],
+        tokenizer_mode="odd",
         kv_events_config={"enable_kv_cache_events": True, "publisher": "odd"},
         kv_transfer_config={
             "kv_connector": "odd",
@@ -207,13 +266,17 @@ def test_every_part_gets_the_settings_and_the_metrics_of_its_plugin(
         (result,) = llm.generate([[3, 4, 5]], params, use_tqdm=False)
         assert len(result.outputs[0].token_ids) == 3
         made = llm.board.metrics.get("pegboard_plugin_odd_made")
+        (used,) = [row["used"] for row in llm.plugins() if row["id"] == "odd"]
     module = lazy()
     assert set(module.seen) == {
         *("attention", "checkpoint", "config", "events", "model", "platform", "quant"),
         *("scheduler", "scheduler half", "worker half"),
+        *("executor", "logits", "stat logger", "tokenizer"),
     }
-    assert [settings.depth for settings in module.seen.values()] == [4] * 10
-    assert made is not None and made.value == 7  # type: ignore[attr-defined]
+    assert [settings.depth for settings in module.seen.values()] == [4] * 14
+    assert made is not None and made.value == 11  # type: ignore[attr-defined]
+    named = {f"{surface}:odd" for surface in LEVELS} - {"checkpoint:odd", "tokenizer:odd"}
+    assert set(used) == {"checkpoint:hf", *named}
 
 
 def test_what_is_stored_outside_is_told_apart_by_plugins_versions_and_settings(

@@ -168,6 +168,21 @@ def test_sampled_tokens_are_penalised_in_the_next_step():
     assert chosen == [1, 0, 2]
 
 
+def test_repetition_counts_a_sampled_token_and_forgets_none_of_the_prompt():
+    state = SamplingState(2, VOCAB, torch.device("cpu"))
+    params = SamplingParams(temperature=0.0, repetition_penalty=4.0)
+    state.admit(row_of(1, params, prompt=[3]))
+    logits = torch.zeros(1, VOCAB)
+    logits[0, :4] = torch.tensor([1.0, 1.5, 0.8, 3.0])
+    chosen = []
+    for position in (1, 2, 3):
+        found = sample(logits.clone(), state.rows([1], np.array([position])))
+        state.append([1], found.ids)
+        chosen.append(int(found.ids))
+        state.append([1], torch.tensor([3]))
+    assert chosen == [1, 0, 2]
+
+
 def test_a_slot_used_again_keeps_nothing_of_its_former_request():
     state = SamplingState(1, VOCAB, torch.device("cpu"))
     busy = SamplingParams(
