@@ -111,7 +111,13 @@ class OutputProcessor:
                 changed[request_id] = request.output
         return list(changed.values()), stopped
 
-    def drop(self, request_id: str, reason: str, error: str | None = None) -> list[str]:
+    def drop(
+        self,
+        request_id: str,
+        reason: str,
+        error: str | None = None,
+        stop_reason: str | None = None,
+    ) -> list[str]:
         """End a request from here; returns the ids of its engine requests that may still be
         alive."""
         request = self._requests.pop(request_id, None)
@@ -120,12 +126,17 @@ class OutputProcessor:
         for sequence in request.sequences.values():
             if not sequence.completion.finished:
                 sequence.completion.finish_reason = reason
+                sequence.completion.stop_reason = stop_reason
                 sequence.completion.error = error
         request.output.finished = True
         return [item for item in request.sequences if self._owner.pop(item, None)]
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
+
+    def owner(self, engine_id: str) -> str | None:
+        """Whose sequence this engine request is; None if it ended or is unknown."""
+        return self._owner.get(engine_id)
 
     def get(self, request_id: str) -> RequestOutput | None:
         """The state of a live request; None if it ended or is unknown."""

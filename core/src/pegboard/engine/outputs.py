@@ -36,6 +36,19 @@ class CompletionOutput:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    def snapshot(self) -> CompletionOutput:
+        """A copy that stays as it is while the sequence grows."""
+        return CompletionOutput(
+            self.index,
+            self.text,
+            self.token_ids.copy(),
+            self.cumulative_logprob,
+            None if self.logprobs is None else self.logprobs.copy(),
+            self.finish_reason,
+            self.stop_reason,
+            self.error,
+        )
+
 
 @attrs.define
 class RequestMetrics:
@@ -71,6 +84,19 @@ class RequestMetrics:
     def decode_seconds(self) -> float | None:
         """From the first token to the last, preemptions included."""
         return _difference(self.first_token_ts, self.last_token_ts)
+
+    def snapshot(self) -> RequestMetrics:
+        """A copy."""
+        return RequestMetrics(
+            self.arrival_time,
+            self.first_token_time,
+            self.finished_time,
+            self.queued_ts,
+            self.scheduled_ts,
+            self.first_token_ts,
+            self.last_token_ts,
+            self.preemptions,
+        )
 
     def note(self, event: RequestEvent) -> None:
         """Take over what the scheduler tells."""
@@ -110,3 +136,18 @@ class RequestOutput:
     """Prompt tokens that came from the prefix cache or, through a KV connector, from outside."""
     kv_transfer_params: dict[str, Any] | None = None
     """What a KV connector says of the blocks that it keeps, for the engine that will load them."""
+
+    def snapshot(self) -> RequestOutput:
+        """A copy that stays as it is while the request goes on. The prompt is shared."""
+        scores = self.prompt_logprobs
+        return RequestOutput(
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            None if scores is None else scores.copy(),
+            [output.snapshot() for output in self.outputs],
+            self.finished,
+            self.metrics.snapshot(),
+            self.num_cached_tokens,
+            self.kv_transfer_params,
+        )
