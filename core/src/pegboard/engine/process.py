@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import shutil
 import signal
 import threading
 import time
@@ -65,7 +66,7 @@ def main(lifeline: int, parent: int) -> None:
     try:
         start = _read_start(lifeline)
         setup_logging(environ={LEVEL_VARIABLE: logging.getLevelName(start.level)})
-        tie = _Tie(lifeline, parent)
+        tie = _Tie(lifeline, parent, os.path.dirname(start.inbox.removeprefix("ipc://")))
         code = _serve(start, tie)
     except BaseException:
         traceback.print_exc()
@@ -93,9 +94,11 @@ class _Tie:
     """Notices the parent's end, on a thread of its own, and ends this process if the main thread
     does not, whatever it is busy with."""
 
-    def __init__(self, lifeline: int, parent: int) -> None:
+    def __init__(self, lifeline: int, parent: int, folder: str) -> None:
+        """`folder` holds the sockets; the parent can remove it no more."""
         self.lifeline = lifeline
         self._parent = parent
+        self._folder = folder
         self.cut = False
         """The parent is gone."""
         threading.Thread(target=self._watch, name="pegboard-tie", daemon=True).start()
@@ -104,6 +107,7 @@ class _Tie:
         while os.getppid() == self._parent and not select.select([self.lifeline], [], [], _LOOK)[0]:
             pass  # nothing is written to the pipe, so that it is readable at its end only
         self.cut = True
+        shutil.rmtree(self._folder, ignore_errors=True)
         time.sleep(_GRACE)
         os._exit(1)
 

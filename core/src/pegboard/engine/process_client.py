@@ -81,19 +81,12 @@ class ProcessClient:
         self._reader: threading.Thread | None = None
         self._on_batch: OnBatch = _ignore
         self._on_death: OnDeath = _ignore
-        folder = tempfile.mkdtemp(prefix="pegboard-engine-")  # nobody else may enter it
-        self._folder = folder
-        start = _start_message(config, plan, f"ipc://{folder}/in", f"ipc://{folder}/out")
-        self._context = zmq.Context()
-        self._out = self._bind(zmq.PUSH, start.inbox)
-        self._in = self._bind(zmq.PULL, start.outbox)
-        self._child = Child()
+        self._undo = contextlib.ExitStack()
         try:
-            self._child.tell(pack(start))
+            self._open(config, plan)
             self.ready = self._await_ready(progress)
         except BaseException:
             self._closed = True
-            self._child.kill()
             self._release()
             raise
 
@@ -159,7 +152,6 @@ class ProcessClient:
                 self._out.send(pack(Close()), zmq.NOBLOCK)
         if not self._child.wait(grace):
             get_logger("pegboard.engine").warning("the engine did not end in time", grace=grace)
-            self._child.kill()
         self._release()
 
     # Sending
@@ -260,8 +252,22 @@ class ProcessClient:
 
     # Beginning and end
 
+    def _open(self, config: EngineConfig, plan: PluginPlan) -> None:
+        """Make folder, sockets and process; `_undo` lets go of what was made."""
+        folder = tempfile.mkdtemp(prefix="pegboard-engine-")  # nobody else may enter it
+        self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        start = _start_message(config, plan, f"ipc://{folder}/in", f"ipc://{folder}/out")
+        self._context = zmq.Context()
+        self._undo.callback(self._context.term)
+        self._out = self._bind(zmq.PUSH, start.inbox)
+        self._in = self._bind(zmq.PULL, start.outbox)
+        self._child = Child()
+        self._undo.callback(self._bury_child)
+        self._child.tell(pack(start))
+
     def _bind(self, kind: int, address: str) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
+        self._undo.callback(socket.close, linger=0)
         socket.set_hwm(0)  # each side takes what the other has to say, however much
         socket.bind(address)
         return socket
@@ -272,16 +278,17 @@ class ProcessClient:
         poller.register(self._child.ended, zmq.POLLIN)
         return poller
 
-    def _release(self) -> None:
-        """Wait for the threads, and let go of everything."""
+    def _bury_child(self) -> None:
+        """End the process if it still runs, then the threads."""
+        self._child.kill()
         self._child.wait()
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join()
         self._child.release()
-        self._out.close(linger=0)
-        self._in.close(linger=0)
-        self._context.term()
-        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _release(self) -> None:
+        """Let go of everything."""
+        self._undo.close()
 
 
 def _ignore(_: Any) -> None:

@@ -44,7 +44,7 @@ class NullExecutor:
         raise UnsupportedError("the null executor has no storage for a KV connector")
 
     def facts(self) -> dict[str, Any]:
-        return {"device": "null"}
+        return {"device": "null", "platform": "null", "attention": [], "ops": {}}
 
     def close(self) -> None:
         """Nothing to release."""
