@@ -125,7 +125,10 @@ def main() -> None:
     tokens = int(sys.argv[2]) if len(sys.argv) > 2 else 300
     with tempfile.TemporaryDirectory() as folder:
         fast, free = alone(streams, tokens, 0.0), through(Path(folder), streams, tokens, 0.0)
-        slow, kept = alone(streams, tokens, STEP_MS), through(Path(folder), streams, tokens, STEP_MS)
+        slow, kept = (
+            alone(streams, tokens, STEP_MS),
+            through(Path(folder), streams, tokens, STEP_MS),
+        )
     print(f"{streams} streams of {tokens} tokens")
     print(
         f"full speed  {fast.tokens / fast.wall:,.0f} tokens/s alone, "

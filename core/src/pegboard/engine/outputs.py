@@ -85,19 +85,6 @@ class RequestMetrics:
         """From the first token to the last, preemptions included."""
         return _difference(self.first_token_ts, self.last_token_ts)
 
-    def snapshot(self) -> RequestMetrics:
-        """A copy."""
-        return RequestMetrics(
-            self.arrival_time,
-            self.first_token_time,
-            self.finished_time,
-            self.queued_ts,
-            self.scheduled_ts,
-            self.first_token_ts,
-            self.last_token_ts,
-            self.preemptions,
-        )
-
     def note(self, event: RequestEvent) -> None:
         """Take over what the scheduler tells."""
         if event.kind == "QUEUED" and self.queued_ts is None:
@@ -138,7 +125,8 @@ class RequestOutput:
     """What a KV connector says of the blocks that it keeps, for the engine that will load them."""
 
     def snapshot(self) -> RequestOutput:
-        """A copy that stays as it is while the request goes on. The prompt is shared."""
+        """A copy that stays as it is while the request goes on, but for its `metrics`; they and the
+        prompt are shared."""
         scores = self.prompt_logprobs
         return RequestOutput(
             self.request_id,
@@ -147,7 +135,7 @@ class RequestOutput:
             None if scores is None else scores.copy(),
             [output.snapshot() for output in self.outputs],
             self.finished,
-            self.metrics.snapshot(),
+            self.metrics,
             self.num_cached_tokens,
             self.kv_transfer_params,
         )

@@ -13,7 +13,6 @@ from pegboard.testing.connectors import SCRIPTED_CONNECTOR
 from pegboard.testing.families import HYBRID_FAMILY, SCRIPTED_FAMILY, TINY_FAMILY
 from pegboard.testing.null_platform import NULL_PLATFORM
 from pegboard.testing.processors import SCRIPTED_PROCESSORS
-
 from pegboard_testkit.settings import Settings
 
 PEGBOARD_API = {
