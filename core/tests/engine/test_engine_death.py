@@ -150,6 +150,25 @@ def test_a_hung_step_shows_and_can_be_closed(moody: dict[str, Any]) -> None:
     llm.close()
 
 
+@pytest.mark.accept
+def test_ranks_go_with_a_killed_engine(tiny_path: str) -> None:
+    options = {"dtype": "float32", "max_model_len": 4096, "num_gpu_blocks_override": 300}
+    llm = AsyncLLM(tiny_path, tensor_parallel_size=2, **options)
+    ranks = llm.client.ready.facts["rank_processes"]
+    assert len(ranks) == 2
+    assert all(map(runs, ranks))
+
+    async def main() -> None:
+        tasks = await running(llm, 1)
+        os.kill(llm.client.pid, signal.SIGKILL)
+        (error,) = await errors_of(tasks, 2.0)
+        assert isinstance(error, EngineDeadError)
+
+    asyncio.run(main())
+    llm.close()
+    assert wait_for(lambda: not any(map(runs, ranks)), 5.0)
+
+
 @pytest.mark.parametrize("first", [5, HANG])
 def test_a_killed_parent_leaves_no_engine_also_in_a_hung_step(
     moody: dict[str, Any], first: int
