@@ -132,13 +132,13 @@ from_engine = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(to_engine)
 def test_what_the_engine_is_told_arrives_as_it_was_sent(message: Any) -> None:
     assert read_to_engine(pack(message)) == message
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(from_engine)
 def test_what_the_engine_tells_arrives_as_it_was_sent(message: Any) -> None:
     assert read_from_engine(pack(message)) == message

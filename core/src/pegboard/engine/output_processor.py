@@ -106,7 +106,8 @@ class OutputProcessor:
                 continue
             if self._take(request, sequence, item):
                 stopped.append(item.request_id)
-            if sequence.completion.finish_reason is not None:
+            completion = sequence.completion
+            if completion.finish_reason is not None:
                 request.unfinished -= 1
                 if not request.unfinished:
                     self._close(request)
