@@ -214,7 +214,9 @@ def test_the_examples_of_the_manual_run(
     for name, code in example_files(repo_root / "docs/using.md").items():
         exec(compile(code, name, "exec"), {"__name__": "__main__"})
         printed[name] = capsys.readouterr().out
-    assert printed.keys() == {"first.py", "chat.py", "stream.py", "salted.py", "urgent.py"}
+    names = {"first.py", "chat.py", "stream.py", "serving.py", "salted.py", "urgent.py"}
+    assert printed.keys() == names
+    assert len(printed["serving.py"].splitlines()) == 2
     counts = [line.split()[:2] for line in printed["first.py"].splitlines()]
     assert [prompt for prompt, _ in counts] == ["16", "16"]
     assert all(1 <= int(answer) <= 8 for _, answer in counts)

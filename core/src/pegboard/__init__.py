@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pegboard.api.params import Logprob, SamplingParams
     from pegboard.api.step import TokenLogprobs
     from pegboard.config.engine import EngineConfig
+    from pegboard.engine.async_llm import AsyncLLM
     from pegboard.engine.llm import LLM
     from pegboard.engine.llm_engine import LLMEngine
     from pegboard.engine.outputs import CompletionOutput, RequestOutput
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "ChatTemplate",
     "CompletionOutput",
     "EngineConfig",
@@ -35,6 +37,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncLLM": "pegboard.engine.async_llm",
     "ChatTemplate": "pegboard.text.chat",
     "CompletionOutput": "pegboard.engine.outputs",
     "EngineConfig": "pegboard.config.engine",

@@ -14,7 +14,8 @@ from __future__ import annotations
 import msgspec
 
 from pegboard.api.params import SamplingParams
-from pegboard.api.step_result import PromptLogprobs, StepResult, TokenLogprobs
+from pegboard.api.scores import PromptLogprobs, TokenLogprobs
+from pegboard.api.step_result import StepResult
 from pegboard.api.transfer import ConnectorStep
 
 __all__ = [

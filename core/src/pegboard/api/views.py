@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from pegboard.api.params import SamplingParams
+from pegboard.api.scores import PromptLogprobs, TokenLogprobs
 
 __all__ = ["BlocksView", "EngineOutput", "EngineRequest", "RequestEvent", "RequestView"]
 
@@ -51,7 +52,7 @@ class RequestEvent(msgspec.Struct, frozen=True):
     """Seconds of the engine's monotonic clock."""
 
 
-class EngineOutput(msgspec.Struct, gc=False):
+class EngineOutput(msgspec.Struct, gc=False, omit_defaults=True):
     """What one step brought for one request."""
 
     request_id: str
@@ -60,10 +61,10 @@ class EngineOutput(msgspec.Struct, gc=False):
     """``"stop"``, ``"length"``, ``"abort"``, ``"error"``."""
     stop_reason: int | str | None = None
     """The stop id or text that ended it; None for an end-of-sequence id."""
-    logprobs: list[Any] | None = None
-    """`TokenLogprobs` per token."""
-    prompt_logprobs: Any | None = None
-    """`PromptLogprobs` of this step's chunk."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry per token."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Of this step's chunk."""
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache or from outside."""
     error: str | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -13,25 +12,22 @@ from pegboard.api.executor import Executor
 from pegboard.api.kv import KVCacheConfig
 from pegboard.api.late import LateSource
 from pegboard.api.scheduler_class import SchedulerClass
-from pegboard.api.tokenizer import TextTokenizer
 from pegboard.config.connect import require_connector
 from pegboard.config.engine import EngineConfig
-from pegboard.config.logits import LogitsRoster, make_roster
+from pegboard.config.logits import make_roster
 from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.plugin_policy import policy_of
-from pegboard.config.sources import open_tokenizer
-from pegboard.config.tokenizer import build_tokenizer
 from pegboard.engine.choose_executor import make_executor
 from pegboard.engine.choose_scheduler import make_scheduler
 from pegboard.engine.connect import connect
 from pegboard.engine.core import EngineCore
 from pegboard.engine.events import EventSink, open_sink
-from pegboard.engine.inputs import InputProcessor
+from pegboard.engine.front import FrontEnd, build_front
 from pegboard.engine.late import late_source
 from pegboard.engine.llm_engine import LLMEngine
 from pegboard.engine.provenance import announce, used_names
 from pegboard.engine.stats import StatSink, open_stats
-from pegboard.engine.templates import TemplateBook, read_template
+from pegboard.engine.templates import read_template
 from pegboard.errors import ConfigError
 from pegboard.hostmemory import release_free_memory
 from pegboard.kv.groups import form_groups
@@ -42,9 +38,9 @@ from pegboard.plugins.report import Used
 from pegboard.scheduler.guard import Connected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-__all__ = ["BuiltEngine", "build_core", "build_engine"]
+__all__ = ["BuiltCore", "BuiltEngine", "assemble", "build_core", "build_engine", "engine_roles"]
 
 
 @attrs.frozen
@@ -55,11 +51,19 @@ class BuiltEngine:
     board: Board
     model: ResolvedModel
     cache: KVCacheConfig
-    tokenizer: TextTokenizer | None
     engine: LLMEngine
-    templates: TemplateBook
+    front: FrontEnd
     used: Used
     """What it uses of the board: names by surface."""
+
+
+@attrs.frozen
+class BuiltCore:
+    """What plans and computes, without a front end."""
+
+    core: EngineCore
+    cache: KVCacheConfig
+    used: Used
 
 
 def build_engine(
@@ -77,7 +81,7 @@ def build_engine(
     """
     own_template = read_template(config.chat_template)
     if board is None:
-        board = load_plugins(policy=policy_of(config), role=_roles(config))
+        board = load_plugins(policy=policy_of(config), role=engine_roles(config, ROLES))
     elif config.plugins_lock is not None:
         board.check_lock(config.plugins_lock)
     with ExitStack() as undo:
@@ -96,13 +100,32 @@ def _build(
 ) -> BuiltEngine:
     """All of it, from the plugins of `board`."""
     model = resolve_model(board, config)
+    front = build_front(board, config, model, own_template)
+    made = assemble(board, config, model, progress)
+    engine = LLMEngine(made.core, front.inputs, front.tokenizer, config.stream_interval)
+    return BuiltEngine(config, board, model, made.cache, engine, front, made.used)
+
+
+def engine_roles(config: EngineConfig, whole: Iterable[ProcessRole]) -> tuple[ProcessRole, ...]:
+    """What a process with an engine is: `whole`, less the worker if ranks have processes of their
+    own."""
+    alone = config.tensor_parallel_size == 1
+    return tuple(role for role in whole if alone or role != "worker")
+
+
+def assemble(
+    board: Board,
+    config: EngineConfig,
+    model: ResolvedModel,
+    progress: Callable[[int, int], Any] | None = None,
+) -> BuiltCore:
+    """Load the model, size the cache, join scheduler and executor, and log what runs.
+
+    Nothing stays open if anything is raised.
+    """
     if config.kv_transfer_config is not None:  # before any weight is read
         groups = form_groups(model.facts.kv_slots, config.block_size)
         require_connector(board, config.kv_transfer_config, groups)
-    roster = make_roster(board, config)
-    tokenizer = load_tokenizer(board, config, model)
-    special = tokenizer.special_tokens if tokenizer is not None else {}
-    templates = TemplateBook(own_template, model.checkpoint.chat_templates, special)
     release_free_memory()  # before the weights come, so that they can have it
     with ExitStack() as undo:
         events = open_sink(board, config.kv_events_config)  # bad options show before the weights
@@ -114,36 +137,10 @@ def _build(
         core, cache = build_core(config, executor, model.max_model_len, board, events, stats=stats)
         undo.callback(core.close)
         release_free_memory()
-        engine = _front_end(config, model, core, tokenizer, roster)
         used = used_names(board, config, model, executor.facts())
         undo.pop_all()
     announce(board, model, used)
-    return BuiltEngine(config, board, model, cache, tokenizer, engine, templates, used)
-
-
-def _roles(config: EngineConfig) -> tuple[ProcessRole, ...]:
-    """What this process is: everything, unless ranks have processes of their own."""
-    return ROLES if config.tensor_parallel_size == 1 else ("front", "engine")
-
-
-def _front_end(
-    config: EngineConfig,
-    model: ResolvedModel,
-    core: EngineCore,
-    tokenizer: TextTokenizer | None,
-    roster: LogitsRoster,
-) -> LLMEngine:
-    inputs = InputProcessor(
-        encoder=tokenizer,
-        vocab_size=model.facts.vocab_size,
-        max_model_len=model.max_model_len,
-        eos_token_ids=model.eos_token_ids,
-        seeds=random.Random(config.seed),
-        encoder_problem=model.tokenizer_problem,
-        priorities=config.scheduling_policy == "priority",
-        processors=roster,
-    )
-    return LLMEngine(core, inputs, tokenizer, config.stream_interval)
+    return BuiltCore(core, cache, used)
 
 
 def build_core(
@@ -217,18 +214,3 @@ def _steps_in_flight(config: EngineConfig, executor: Executor, scheduler: Schedu
         raise ConfigError(f"async_scheduling=True is not allowed: False or None, since {reason}")
     get_logger("pegboard.engine").info("async scheduling is off", reason=reason)
     return 1
-
-
-def load_tokenizer(
-    board: Board, config: EngineConfig, model: ResolvedModel
-) -> TextTokenizer | None:
-    """The tokeniser of ``config.tokenizer``, else the model's; None if it is not wanted or, with a
-    warning, if there is none."""
-    if config.tokenizer is not None:
-        spec = open_tokenizer(board, config.tokenizer, config.tokenizer_mode)
-        return build_tokenizer(board, spec, config.tokenizer_mode)
-    if model.tokenizer is None:
-        if not config.skip_tokenizer_init:
-            get_logger("pegboard.engine").warning("no tokeniser", reason=model.tokenizer_problem)
-        return None
-    return build_tokenizer(board, model.tokenizer, config.tokenizer_mode)

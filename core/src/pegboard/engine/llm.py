@@ -11,8 +11,8 @@ from typing import Any
 from pegboard.api.params import SamplingParams
 from pegboard.api.tokenizer import TextTokenizer
 from pegboard.config.engine import EngineConfig
-from pegboard.config.generation import sampling_defaults
 from pegboard.engine.build import build_engine
+from pegboard.engine.front import Conversation
 from pegboard.engine.inputs import Prompt, TokenisedPrompt, is_token_like
 from pegboard.engine.llm_engine import Mailbox
 from pegboard.engine.outputs import RequestOutput
@@ -21,9 +21,6 @@ from pegboard.errors import RequestError
 from pegboard.plugins import Board
 
 __all__ = ["LLM"]
-
-Message = Mapping[str, Any]
-Conversation = Sequence[Message]
 
 
 class LLM:
@@ -64,8 +61,7 @@ class LLM:
         self.cache = built.cache
         self.board = built.board
         self.engine = built.engine
-        self._tokenizer = built.tokenizer
-        self._templates = built.templates
+        self._front = built.front
         self._used = built.used
         self._names = map(str, itertools.count())
 
@@ -133,10 +129,7 @@ class LLM:
     ) -> TokenisedPrompt:
         """Render a conversation and tokenise it; special tokens are those that the template
         wrote."""
-        tokenizer = self.get_tokenizer()
-        template = self._templates.get(chat_template, with_tools=bool(options.get("tools")))
-        text = template.render(messages, **options)
-        return self.engine.inputs.checked(tokenizer.encode_chat(text), text=text)
+        return self._front.apply_chat_template(messages, chat_template, **options)
 
     def stream(
         self, prompt: Prompt | TokenisedPrompt, sampling_params: SamplingParams | None = None
@@ -163,16 +156,11 @@ class LLM:
 
     def get_tokenizer(self) -> TextTokenizer:
         """The model's tokeniser."""
-        if self._tokenizer is None:
-            why = self.model.tokenizer_problem
-            raise RequestError(
-                f"this engine has no tokeniser ({why}); give token ids", field="prompt"
-            )
-        return self._tokenizer
+        return self._front.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's authors recommend, else the defaults of `SamplingParams`."""
-        return SamplingParams(**sampling_defaults(self.model.checkpoint.generation_defaults))
+        return self._front.default_params()
 
     def plugins(self) -> list[dict[str, Any]]:
         """A row of plain values for the core and for each plugin found: ``id``, ``distribution``,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ from pegboard.api.scheduler import SchedulerStats
 from pegboard.api.tokenizer import TextTokenizer
 from pegboard.config.engine import EngineConfig
 from pegboard.engine.core import EngineCore
+from pegboard.engine.ids import check_id, listed_ids
 from pegboard.engine.inputs import InputProcessor, Prompt, TokenisedPrompt
 from pegboard.engine.output_processor import OutputProcessor
 from pegboard.engine.outputs import RequestOutput
@@ -78,11 +78,7 @@ class LLMEngine:
         ``scheduling_policy="priority"``. The outputs of a request with a `box` are put there,
         whoever steps, and fetched with `step_for`; those of others are returned by `step`.
         """
-        if not isinstance(request_id, str) or not request_id:
-            raise RequestError(
-                f"request_id={reprlib.repr(request_id)} is not allowed: a text that is not empty",
-                field="request_id",
-            )
+        check_id(request_id)
         self.check_alive()
         with self._turns:
             self.check_alive()
@@ -107,7 +103,7 @@ class LLMEngine:
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """Drop requests; unknown ids are ignored. Raises `RequestError` for what is no id."""
-        ids = _ids(request_ids)
+        ids = listed_ids(request_ids)
         if self._forked():
             return  # they are the parent's
         with self._turns:
@@ -235,17 +231,3 @@ class LLMEngine:
                 f"this engine lives in process {self._process}, of which this one is a forked "
                 "child; a child makes an engine of its own"
             )
-
-
-def _ids(given: Any) -> list[str]:
-    """Request ids of one or several."""
-    ids = [given] if isinstance(given, str) else given
-    ids = list(ids) if isinstance(ids, Iterable) else [ids]
-    for item in ids:
-        if not isinstance(item, str):
-            raise RequestError(
-                f"request_ids={reprlib.repr(given)} is not allowed: a request id, which is a text, "
-                "or several",
-                field="request_ids",
-            )
-    return ids

@@ -34,12 +34,12 @@ class _Sequence:
 
     def due(self, interval: int) -> bool:
         """Its first tokens, `interval` new ones or its end are to be delivered now."""
-        tokens = len(self.completion.token_ids)
+        tokens, ended = len(self.completion.token_ids), self.completion.finish_reason is not None
         new = tokens - self.delivered
-        if self.completion.finished or (new and not self.delivered) or new >= interval:
-            self.delivered = tokens
-            return True
-        return interval == 1
+        if not (ended or (new and not self.delivered) or new >= interval):
+            return False
+        self.delivered = tokens
+        return True
 
 
 @attrs.define
@@ -62,7 +62,8 @@ class OutputProcessor:
         self._interval = stream_interval
         self._decoder = LogprobDecoder(tokenizer) if tokenizer else None
         self._requests: dict[str, _Request] = {}
-        self._owner: dict[str, str] = {}
+        self._owner: dict[str, tuple[_Request, _Sequence]] = {}
+        """By the id of the engine's request."""
 
     def add(
         self,
@@ -83,8 +84,9 @@ class OutputProcessor:
             finished=False,
             metrics=RequestMetrics(arrival_time=requests[0].arrival),
         )
-        self._requests[request_id] = _Request(output, params, sequences, len(sequences))
-        self._owner.update(dict.fromkeys(sequences, request_id))
+        request = _Request(output, params, sequences, len(sequences))
+        self._requests[request_id] = request
+        self._owner.update((name, (request, found)) for name, found in sequences.items())
 
     def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[RequestOutput], list[str]]:
         """Take a step's outputs.
@@ -94,24 +96,32 @@ class OutputProcessor:
         """
         changed: dict[str, RequestOutput] = {}
         stopped: list[str] = []
+        interval = self._interval
         for item in outputs:
-            request_id = self._owner.get(item.request_id)
-            if request_id is None:
+            found = self._owner.get(item.request_id)
+            if found is None:
                 continue  # ended here already, by a stop string or an abort
-            request = self._requests[request_id]
-            if request.sequences[item.request_id].completion.finished:
+            request, sequence = found
+            if sequence.completion.finish_reason is not None:
                 continue
-            if self._take(request, item):
+            if self._take(request, sequence, item):
                 stopped.append(item.request_id)
-            sequence = request.sequences[item.request_id]
-            request.unfinished -= sequence.completion.finished
-            if not request.unfinished:
-                self._close(request_id, request)
-            if sequence.due(self._interval):
-                changed[request_id] = request.output
+            completion = sequence.completion
+            if completion.finish_reason is not None:
+                request.unfinished -= 1
+                if not request.unfinished:
+                    self._close(request)
+            if interval == 1 or sequence.due(interval):
+                changed[request.output.request_id] = request.output
         return list(changed.values()), stopped
 
-    def drop(self, request_id: str, reason: str, error: str | None = None) -> list[str]:
+    def drop(
+        self,
+        request_id: str,
+        reason: str,
+        error: str | None = None,
+        stop_reason: str | None = None,
+    ) -> list[str]:
         """End a request from here; returns the ids of its engine requests that may still be
         alive."""
         request = self._requests.pop(request_id, None)
@@ -120,12 +130,18 @@ class OutputProcessor:
         for sequence in request.sequences.values():
             if not sequence.completion.finished:
                 sequence.completion.finish_reason = reason
+                sequence.completion.stop_reason = stop_reason
                 sequence.completion.error = error
         request.output.finished = True
         return [item for item in request.sequences if self._owner.pop(item, None)]
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
+
+    def owner(self, engine_id: str) -> str | None:
+        """Whose sequence this engine request is; None if it ended or is unknown."""
+        found = self._owner.get(engine_id)
+        return None if found is None else found[0].output.request_id
 
     def get(self, request_id: str) -> RequestOutput | None:
         """The state of a live request; None if it ended or is unknown."""
@@ -147,28 +163,27 @@ class OutputProcessor:
             stream = TextStream(self._tokenizer, params, prompt_ids=item.prompt_ids, stops=stops)
         return _Sequence(completion, stream, params.include_stop_str_in_output)
 
-    def _take(self, request: _Request, item: EngineOutput) -> bool:
+    def _take(self, request: _Request, sequence: _Sequence, item: EngineOutput) -> bool:
         """Add one output to its sequence; True if a stop string ended it."""
         if item.prompt_logprobs is not None:
             self._take_prompt(request, item.prompt_logprobs)
-        sequence = request.sequences[item.request_id]
-        completion = sequence.completion
-        metrics = request.output.metrics
+        completion, output = sequence.completion, request.output
         for event in item.events:
-            metrics.note(event)
+            output.metrics.note(event)
         if item.token_ids:
-            metrics.note_tokens(item.time or time.monotonic())
-        request.output.num_cached_tokens = max(request.output.num_cached_tokens, item.cached_tokens)
+            output.metrics.note_tokens(item.time or time.monotonic())
+        output.num_cached_tokens = max(output.num_cached_tokens, item.cached_tokens)
         if item.kv_transfer is not None:
-            request.output.kv_transfer_params = item.kv_transfer
+            output.kv_transfer_params = item.kv_transfer
         stop, used = self._take_text(sequence, item)
         self._take_tokens(completion, item, used)
         if stop is not None and item.finish_reason != "stop":
             completion.finish_reason, completion.stop_reason = "stop", stop
             return item.finish_reason is None
-        completion.finish_reason = item.finish_reason
-        completion.stop_reason = item.stop_reason
-        completion.error = item.error
+        if item.finish_reason is not None:
+            completion.finish_reason = item.finish_reason
+            completion.stop_reason = item.stop_reason
+            completion.error = item.error
         return False
 
     @staticmethod
@@ -192,7 +207,8 @@ class OutputProcessor:
         return None, len(item.token_ids)
 
     def _take_tokens(self, completion: CompletionOutput, item: EngineOutput, used: int) -> None:
-        completion.token_ids.extend(item.token_ids[:used])
+        tokens = item.token_ids
+        completion.token_ids += tokens if used == len(tokens) else tokens[:used]
         if completion.logprobs is None or not item.logprobs:
             return
         for entry in item.logprobs[:used]:
@@ -214,9 +230,9 @@ class OutputProcessor:
         items = list(zip(entry.ids, entry.logprobs, ranks, strict=True))
         return {token: Logprob(value, rank) for token, value, rank in reversed(items)}
 
-    def _close(self, request_id: str, request: _Request) -> None:
+    def _close(self, request: _Request) -> None:
         request.output.finished = True
         request.output.metrics.finished_time = time.time()
-        del self._requests[request_id]
+        del self._requests[request.output.request_id]
         for item in request.sequences:
             self._owner.pop(item, None)

@@ -36,6 +36,19 @@ class CompletionOutput:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    def snapshot(self) -> CompletionOutput:
+        """A copy that stays as it is while the sequence grows."""
+        return CompletionOutput(
+            self.index,
+            self.text,
+            self.token_ids.copy(),
+            self.cumulative_logprob,
+            None if self.logprobs is None else self.logprobs.copy(),
+            self.finish_reason,
+            self.stop_reason,
+            self.error,
+        )
+
 
 @attrs.define
 class RequestMetrics:
@@ -110,3 +123,19 @@ class RequestOutput:
     """Prompt tokens that came from the prefix cache or, through a KV connector, from outside."""
     kv_transfer_params: dict[str, Any] | None = None
     """What a KV connector says of the blocks that it keeps, for the engine that will load them."""
+
+    def snapshot(self) -> RequestOutput:
+        """A copy that stays as it is while the request goes on, but for its `metrics`; they and the
+        prompt are shared."""
+        scores = self.prompt_logprobs
+        return RequestOutput(
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            None if scores is None else scores.copy(),
+            [output.snapshot() for output in self.outputs],
+            self.finished,
+            self.metrics,
+            self.num_cached_tokens,
+            self.kv_transfer_params,
+        )

@@ -140,7 +140,8 @@ class _RankProcess:
                 if self._place.rank == 0:
                     self._say(wire.result(result))
         except BaseException as error:
-            self.complain(error)
+            with contextlib.suppress(OSError):  # the engine is gone, and this process ends with it
+                self.complain(error)
 
 
 def _own_config(config: EngineConfig) -> EngineConfig:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pegboard.api.executor import MemoryProfile, Pending
+from pegboard.api.executor import ExecutorContext, MemoryProfile, Pending
 from pegboard.api.kv import FullAttentionSpec, KVCacheConfig, KVSlot
 from pegboard.api.step import LateInputs, StepPlan, StepResult
 from pegboard.api.transfer import ConnectorLink
 from pegboard.errors import UnsupportedError
 
-__all__ = ["NullExecutor"]
+__all__ = ["NullExecutor", "build_null"]
+
+_LETTER = 70
+"""A token that is a letter in the vocabulary of `pegboard.testing.checkpoints`."""
 
 
 class NullExecutor:
@@ -44,7 +47,7 @@ class NullExecutor:
         raise UnsupportedError("the null executor has no storage for a KV connector")
 
     def facts(self) -> dict[str, Any]:
-        return {"device": "null"}
+        return {"device": "null", "platform": "null", "attention": [], "ops": {}}
 
     def close(self) -> None:
         """Nothing to release."""
@@ -67,3 +70,10 @@ class _NullStep:
         plan = self._plan
         slots = [slot for slot, samples in zip(plan.slots, plan.samples, strict=True) if samples]
         return StepResult(plan.step_id, slots, [[self._token] for _ in slots])
+
+
+def build_null(ctx: ExecutorContext) -> NullExecutor:
+    """Entry of the descriptor ``null``: a letter from every row, and steps as long as the testkit's
+    setting ``null_step_ms`` says."""
+    milliseconds = getattr(ctx.settings, "null_step_ms", 0.0)
+    return NullExecutor(milliseconds / 1e3, token=_LETTER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pegboard.api.command import Command
 from pegboard.api.connector import KVConnector
+from pegboard.api.executor_class import ExecutorClass
 from pegboard.api.hooks import hookimpl
 from pegboard.api.logits import LogitsProcessor
 from pegboard.api.model import ModelFamily
@@ -12,8 +13,28 @@ from pegboard.testing.connectors import SCRIPTED_CONNECTOR
 from pegboard.testing.families import HYBRID_FAMILY, SCRIPTED_FAMILY, TINY_FAMILY
 from pegboard.testing.null_platform import NULL_PLATFORM
 from pegboard.testing.processors import SCRIPTED_PROCESSORS
+from pegboard_testkit.settings import Settings
 
-PEGBOARD_API = {"command": 0, "connector": 0, "logits": 0, "model": 0, "platform": 0}
+PEGBOARD_API = {
+    "command": 0,
+    "connector": 0,
+    "executor": 0,
+    "logits": 0,
+    "model": 0,
+    "platform": 0,
+}
+
+
+@hookimpl
+def pegboard_settings() -> type[Settings]:
+    """How long steps that compute nothing take."""
+    return Settings
+
+
+@hookimpl
+def pegboard_executors() -> tuple[ExecutorClass, ...]:
+    """The executor ``null``, which computes nothing."""
+    return (ExecutorClass("null", "pegboard.testing.null_executor:build_null"),)
 
 
 @hookimpl

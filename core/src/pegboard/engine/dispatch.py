@@ -1,0 +1,220 @@
+"""`Dispatcher`: live requests of a front end, between its readers and the engine's client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+
+from pegboard.api.params import SamplingParams
+from pegboard.api.scheduler import SchedulerStats
+from pegboard.api.views import EngineRequest
+from pegboard.engine.client import EngineClient
+from pegboard.engine.inputs import TokenisedPrompt
+from pegboard.engine.messages import Batch
+from pegboard.engine.output_processor import OutputProcessor
+from pegboard.engine.streams import Post, State, Stream
+from pegboard.errors import EngineDeadError, RequestError
+
+__all__ = ["Dispatcher"]
+
+_CLOSED = "this engine is closed"
+
+
+class Dispatcher:
+    """Knows which stream belongs to which request. Any thread may call any method.
+
+    Text is made on the client's thread, one batch at a time; what came of it goes to each event
+    loop in one piece.
+    """
+
+    def __init__(self, client: EngineClient, outputs: OutputProcessor) -> None:
+        self._client = client
+        self._outputs = outputs
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._streams: dict[str, Stream] = {}
+        self._held: dict[str, Sequence[EngineRequest]] = {}
+        """Requests that came during a pause."""
+        self._paused = False
+        self._closing = False
+        self.dead: EngineDeadError | None = None
+        self.stats = SchedulerStats()
+        """The latest that the engine told."""
+        client.start(self._take, self._bury)
+
+    def check(self) -> None:
+        """Raise `EngineDeadError` if no request can be taken any more."""
+        if os.getpid() != self._owner:  # before any lock, which a thread of the parent may hold
+            raise EngineDeadError(
+                f"this engine belongs to process {self._owner}, of which this one is a forked "
+                "child; a child makes an engine of its own"
+            )
+        if self._closing:
+            raise EngineDeadError(_CLOSED)
+        if self.dead is not None:
+            raise EngineDeadError(str(self.dead))
+
+    def is_live(self, request_id: str) -> bool:
+        """The request has not ended."""
+        return request_id in self._streams
+
+    @property
+    def live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    def add(
+        self,
+        stream: Stream,
+        prompt: TokenisedPrompt,
+        params: SamplingParams,
+        requests: Sequence[EngineRequest],
+    ) -> None:
+        """Let a request run. Raises `RequestError` for an id in use, and as `EngineClient.add`."""
+        self.check()
+        name = stream.request_id
+        with self._lock:
+            self.check()
+            if name in self._streams:
+                raise RequestError(
+                    f"request_id={name!r} is in use by a live request", field="request_id"
+                )
+            self._outputs.add(name, prompt, params, requests)
+            self._streams[name] = stream
+            try:
+                self._let_in(name, requests)
+            except BaseException:
+                self._forget(name)
+                raise
+
+    def cancel(self, stream: Stream) -> None:
+        """Drop the request of a stream that nobody reads any more."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            if self._streams.get(stream.request_id) is not stream:
+                return
+            ids = self._forget(stream.request_id)
+        self._abort(ids)
+
+    def end(self, request_ids: Iterable[str], stop_reason: str | None = None) -> None:
+        """Abort requests; their streams end with what there is. Unknown ids are ignored."""
+        states: dict[Stream, State] = {}
+        ids: list[str] = []
+        with self._lock:
+            for name in request_ids:
+                stream, output = self._streams.get(name), self._outputs.get(name)
+                if stream is not None and output is not None:
+                    ids += self._forget(name, stop_reason)
+                    states[stream] = output.snapshot()
+        self._abort(ids)
+        self._send(states)
+
+    def expire(self, stream: Stream) -> None:
+        """The deadline of a stream's request has passed."""
+        if self._streams.get(stream.request_id) is stream:
+            self.end([stream.request_id], "deadline")
+
+    def pause(self) -> None:
+        """Hold back requests that come from now on; those that run go on."""
+        with self._lock:
+            self._paused = True
+
+    def resume(self) -> None:
+        """Let in what was held back, in its order."""
+        with self._lock:
+            self._paused = False
+            while self._held:
+                name = next(iter(self._held))
+                self._client.add(self._held.pop(name))
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    def drain(self, grace: float) -> None:
+        """Take no further requests, wait up to `grace` seconds for those that run, and abort the
+        others."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            self._closing = True
+            waiting = list(self._held)
+        self.end(waiting)  # they would never run
+        with self._lock:
+            self._changed.wait_for(lambda: not self._streams, grace)
+            rest = list(self._streams)
+        self.end(rest)
+
+    # On the client's thread
+
+    def _take(self, batch: Batch) -> None:
+        with self._lock:
+            changed, stopped = self._outputs.process(batch.outputs)
+            states: dict[Stream, State] = {}
+            for output in changed:
+                states[self._streams[output.request_id]] = output.snapshot()
+                if output.finished:
+                    del self._streams[output.request_id]
+            ids = self._refuse(batch, states) if batch.refused else []
+            if batch.stats is not None:
+                self.stats = batch.stats
+            if not self._streams:
+                self._changed.notify_all()
+        if stopped:
+            with contextlib.suppress(EngineDeadError):
+                self._client.finish(stopped, "stop")
+        self._abort(ids)
+        self._send(states)
+
+    def _refuse(self, batch: Batch, states: dict[Stream, State]) -> list[str]:
+        """End requests that the engine did not take in; ids of what it may have taken of them."""
+        ids: list[str] = []
+        for engine_id, problem in batch.refused.items():
+            name = self._outputs.owner(engine_id)
+            if name is not None:
+                states[self._streams[name]] = problem.error()
+                ids += self._forget(name)
+        return ids
+
+    def _bury(self, error: EngineDeadError) -> None:
+        with self._lock:
+            self.dead = error
+            streams = list(self._streams.values())
+            for stream in streams:
+                self._forget(stream.request_id)
+        self._send({stream: EngineDeadError(str(error)) for stream in streams})
+
+    # Inside
+
+    def _let_in(self, name: str, requests: Sequence[EngineRequest]) -> None:
+        if self._paused:
+            self._held[name] = requests
+        else:
+            self._client.add(requests)
+
+    def _forget(self, name: str, stop_reason: str | None = None) -> list[str]:
+        """With the lock held; ids that the engine may still run."""
+        del self._streams[name]
+        ids = self._outputs.drop(name, "abort", stop_reason=stop_reason)
+        if not self._streams:
+            self._changed.notify_all()
+        return [] if self._held.pop(name, None) is not None else ids
+
+    def _abort(self, ids: Sequence[str]) -> None:
+        if ids:
+            with contextlib.suppress(EngineDeadError):  # which took them along
+                self._client.abort(ids)
+
+    def _send(self, states: Mapping[Stream, State]) -> None:
+        """To the loops. What a closed loop should have read is dropped."""
+        posts: dict[Post, dict[Stream, State]] = {}
+        for stream, state in states.items():
+            posts.setdefault(stream.post, {})[stream] = state
+        for post, mine in posts.items():
+            if not post.send(mine):
+                for stream in mine:
+                    self.cancel(stream)

@@ -1,0 +1,102 @@
+"""The front end of an engine: what is known of the model without any tensor."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from pegboard.api.params import SamplingParams
+from pegboard.api.tokenizer import TextTokenizer
+from pegboard.config.engine import EngineConfig
+from pegboard.config.generation import sampling_defaults
+from pegboard.config.logits import make_roster
+from pegboard.config.model import ResolvedModel
+from pegboard.config.sources import open_tokenizer
+from pegboard.config.tokenizer import build_tokenizer
+from pegboard.engine.inputs import InputProcessor, TokenisedPrompt
+from pegboard.engine.templates import TemplateBook
+from pegboard.errors import RequestError
+from pegboard.logging import get_logger
+from pegboard.plugins import Board
+
+__all__ = ["Conversation", "FrontEnd", "build_front"]
+
+Conversation = Sequence[Mapping[str, Any]]
+"""Messages, each with ``role`` and ``content``."""
+
+
+@attrs.frozen(eq=False)
+class FrontEnd:
+    """Templates, tokeniser and checks, wherever the engine runs. Several threads may use one."""
+
+    config: EngineConfig
+    board: Board
+    model: ResolvedModel
+    tokenizer: TextTokenizer | None
+    templates: TemplateBook
+    inputs: InputProcessor
+
+    def get_tokenizer(self) -> TextTokenizer:
+        """The model's tokeniser; `RequestError` without one."""
+        if self.tokenizer is None:
+            why = self.model.tokenizer_problem
+            raise RequestError(
+                f"this engine has no tokeniser ({why}); give token ids", field="prompt"
+            )
+        return self.tokenizer
+
+    def default_params(self) -> SamplingParams:
+        """What the model's authors recommend, else the defaults of `SamplingParams`."""
+        return SamplingParams(**sampling_defaults(self.model.checkpoint.generation_defaults))
+
+    def apply_chat_template(
+        self, messages: Conversation, chat_template: str | None = None, **options: Any
+    ) -> TokenisedPrompt:
+        """Render a conversation and tokenise it; special tokens are those that the template
+        wrote."""
+        tokenizer = self.get_tokenizer()
+        template = self.templates.get(chat_template, with_tools=bool(options.get("tools")))
+        text = template.render(messages, **options)
+        return self.inputs.checked(tokenizer.encode_chat(text), text=text)
+
+
+def build_front(
+    board: Board, config: EngineConfig, model: ResolvedModel, own_template: str | None
+) -> FrontEnd:
+    """Tokeniser, templates and checks of a model; `own_template` is the operator's, read already.
+
+    Raises what `make_roster`, `build_tokenizer` and `TemplateBook` raise.
+    """
+    roster = make_roster(board, config)
+    tokenizer = load_tokenizer(board, config, model)
+    special = tokenizer.special_tokens if tokenizer is not None else {}
+    inputs = InputProcessor(
+        encoder=tokenizer,
+        vocab_size=model.facts.vocab_size,
+        max_model_len=model.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        seeds=random.Random(config.seed),
+        encoder_problem=model.tokenizer_problem,
+        priorities=config.scheduling_policy == "priority",
+        processors=roster,
+    )
+    templates = TemplateBook(own_template, model.checkpoint.chat_templates, special)
+    return FrontEnd(config, board, model, tokenizer, templates, inputs)
+
+
+def load_tokenizer(
+    board: Board, config: EngineConfig, model: ResolvedModel
+) -> TextTokenizer | None:
+    """The tokeniser of ``config.tokenizer``, else the model's; None if it is not wanted or, with a
+    warning, if there is none."""
+    if config.tokenizer is not None:
+        spec = open_tokenizer(board, config.tokenizer, config.tokenizer_mode)
+        return build_tokenizer(board, spec, config.tokenizer_mode)
+    if model.tokenizer is None:
+        if not config.skip_tokenizer_init:
+            get_logger("pegboard.engine").warning("no tokeniser", reason=model.tokenizer_problem)
+        return None
+    return build_tokenizer(board, model.tokenizer, config.tokenizer_mode)

@@ -1,0 +1,116 @@
+"""From the thread that reads the engine's outputs to the event loops that wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+
+from pegboard.engine.outputs import RequestOutput
+from pegboard.errors import PegboardError
+
+__all__ = ["Post", "State", "Stream"]
+
+State = RequestOutput | PegboardError
+"""What a stream is told: the request as it is now, or why it cannot go on."""
+
+
+class Stream:
+    """The states of one request, for one reader in the event loop that `post` belongs to.
+
+    A reader that is slow finds the latest state; those that it missed are part of it. After the
+    state that is finished the iteration ends.
+    """
+
+    def __init__(self, request_id: str, post: Post, cancel: Callable[[Stream], None]) -> None:
+        """`cancel` drops the request of a stream whose reader goes away; it may be called for one
+        that has ended."""
+        self.request_id = request_id
+        self.post = post
+        self._cancel = cancel
+        self._latest: RequestOutput | None = None
+        self._error: PegboardError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._done = False
+        """The last state was put."""
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        while self._latest is None:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self._done:
+                raise StopAsyncIteration
+            await self._wait()
+        output, self._latest = self._latest, None
+        return output
+
+    def put(self, state: State) -> None:
+        """Replace what was not read. In the event loop."""
+        if isinstance(state, PegboardError):
+            self._error = state
+        else:
+            self._latest = state
+        if not isinstance(state, RequestOutput) or state.finished:
+            self._end()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def limit(self, seconds: float, expire: Callable[[Stream], None]) -> None:
+        """Call `expire` unless the stream ends before. In the event loop."""
+        if not self._done:
+            self._timer = self.post.loop.call_later(seconds, expire, self)
+
+    def close(self) -> None:
+        """The reader goes away: a request that has not ended is dropped."""
+        if not self._done:
+            self._end()
+            self._cancel(self)
+
+    def _end(self) -> None:
+        self._done = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _wait(self) -> None:
+        self._waiter = self.post.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+
+class Post:
+    """What is on its way to the streams of one event loop.
+
+    The loop is woken once for all that comes until it looks, however many streams and steps that
+    is; of each stream only the latest state is kept.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._lock = threading.Lock()
+        self._states: dict[Stream, State] = {}
+
+    def send(self, states: Mapping[Stream, State]) -> bool:
+        """From any thread; False if the loop is closed, so that nobody will ever read them."""
+        with self._lock:
+            asleep = not self._states
+            self._states.update(states)
+        if not asleep:
+            return not self.loop.is_closed()
+        try:
+            self.loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:
+            return False
+        return True
+
+    def _deliver(self) -> None:
+        with self._lock:
+            states, self._states = self._states, {}
+        for stream, state in states.items():
+            stream.put(state)
