@@ -38,11 +38,12 @@ PROMPT = "Write two sentences on why leaves are green."
 GREEDY = ("--temperature", "0", "--max-tokens", "24", "--dtype", "float32", "--quiet")
 CACHED_TOKENS = """
 import json, sys
-from pegboard import LLM
+from pegboard import LLM, SamplingParams
 model, transfer, text = sys.argv[1:]
 with LLM(model, dtype="float32", kv_transfer_config=json.loads(transfer)) as llm:
-    prompt = llm.apply_chat_template([{"role": "user", "content": text}])
-    print(llm.generate(prompt, use_tqdm=False)[0].num_cached_tokens)
+    messages = [{"role": "user", "content": text}]
+    (output,) = llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False)
+    print(output.num_cached_tokens)
 """
 
 
