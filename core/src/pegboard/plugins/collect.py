@@ -11,6 +11,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import isroutine
 from types import MappingProxyType, ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -113,8 +114,8 @@ def _imports_undone_on_error(module_name: str) -> Iterator[None]:
 
 def _hook_callers(module: ModuleType, module_name: str) -> list[pluggy.HookCaller]:
     """Register with a manager of its own, so that every finding belongs to this plugin."""
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(Hooks)
+    manager = _Manager(PROJECT)
+    manager.add_hookspecs(_specifications(module))
     _check_unmarked(module, module_name)
     try:
         manager.register(module, module_name)
@@ -129,6 +130,26 @@ def _hook_callers(module: ModuleType, module_name: str) -> list[pluggy.HookCalle
             "with @hookimpl"
         )
     return sorted((c for c in callers if c.has_spec()), key=lambda caller: caller.name)
+
+
+class _Manager(pluggy.PluginManager):
+    """Reads specifications from a plain namespace, which takes a fraction of the time."""
+
+    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
+        return getattr(vars(module_or_class).get(name), f"{PROJECT}_spec", None)
+
+
+def _specifications(module: ModuleType) -> ModuleType:
+    """Those of the hooks that the module has, and one more, for none would be an error of pluggy:
+    it takes a while to read them all."""
+    routines = [(name, value) for name, value in vars(module).items() if isroutine(value)]
+    marks = ((name, getattr(value, f"{PROJECT}_impl", None)) for name, value in routines)
+    named = {mark.get("specname") or name for name, mark in marks if isinstance(mark, dict)}
+    found = ModuleType("specifications")
+    vars(found).update(
+        (name, getattr(Hooks, name)) for name in {*named & set(HOOKS), SETTINGS_HOOK}
+    )
+    return found
 
 
 def _check_unmarked(module: ModuleType, module_name: str) -> None:

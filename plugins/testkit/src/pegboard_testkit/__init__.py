@@ -63,5 +63,5 @@ def pegboard_logits_processors() -> tuple[LogitsProcessor, ...]:
 
 @hookimpl
 def pegboard_platforms() -> tuple[Platform, ...]:
-    """The platform ``null``, which is used only where it is asked for."""
+    """The platform ``null``, used only where it is asked for or no other is usable."""
     return (NULL_PLATFORM,)
