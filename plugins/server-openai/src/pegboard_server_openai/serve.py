@@ -1,0 +1,121 @@
+"""``pegboard serve``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+import uvicorn
+
+from pegboard.errors import ConfigError
+from pegboard_server_openai.app import AppOptions, build_app
+from pegboard_server_openai.gate import Gate
+
+__all__ = ["KEY_VARIABLE", "run_server", "serve"]
+
+KEY_VARIABLE = "PEGBOARD_API_KEY"
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="A GGUF file, a checkpoint directory or a hub id.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
+    uds: Annotated[str | None, typer.Option(help="Path of a Unix socket instead.")] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"A key that clients must send; several may be given. Also {KEY_VARIABLE}."
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name that clients use; several may be given.")
+    ] = None,
+    allowed_origin: Annotated[
+        list[str] | None, typer.Option(help="Origin that browsers may call from. Default: all.")
+    ] = None,
+    root_path: Annotated[str, typer.Option(help="Prefix that a proxy takes away.")] = "",
+    max_body_bytes: Annotated[int, typer.Option(help="Longest body.", min=1)] = 32 << 20,
+    ssl_keyfile: Annotated[str | None, typer.Option(help="Key for TLS.")] = None,
+    ssl_certfile: Annotated[str | None, typer.Option(help="Certificate for TLS.")] = None,
+    shutdown_grace: Annotated[
+        float, typer.Option(help="Seconds that running requests get at the end.", min=0)
+    ] = 10.0,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="Engine settings, name=value (JSON, else text)."),
+    ] = None,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's API."""
+    keys = [*(api_key or ()), *filter(None, [os.environ.get(KEY_VARIABLE)])]
+    if not all(keys):
+        raise ConfigError("--api-key must not be empty")
+    options = AppOptions(
+        names=served_model_name or [model],
+        root=model,
+        api_keys=keys,
+        max_body_bytes=max_body_bytes,
+        allowed_origins=allowed_origin or ["*"],
+        root_path=root_path,
+    )
+    gate = Gate()
+    config = uvicorn.Config(
+        gate,
+        host=host,
+        port=port,
+        uds=uds,
+        root_path=root_path,
+        ssl_keyfile=ssl_keyfile,
+        ssl_certfile=ssl_certfile,
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=max(1, round(shutdown_grace)),
+    )
+    settings = engine_settings(option or [])
+    asyncio.run(run_server(uvicorn.Server(config), gate, model, settings, options, shutdown_grace))
+
+
+def engine_settings(pairs: list[str]) -> dict[str, Any]:
+    """Settings of `EngineConfig` from ``name=value`` words. Raises `ConfigError`."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        name = name.replace("-", "_")
+        if not equals or not name or name == "model":
+            raise ConfigError(f"-o {pair} is not allowed: name=value, of an engine setting")
+        try:
+            settings[name] = json.loads(text)
+        except ValueError:
+            settings[name] = text
+    return settings
+
+
+async def run_server(
+    server: uvicorn.Server,
+    gate: Gate,
+    model: str,
+    settings: dict[str, Any],
+    options: AppOptions,
+    grace: float,
+) -> None:
+    """Listen at once, load the model beside that, serve until a signal comes, then end the
+    engine."""
+    from pegboard import AsyncLLM
+
+    serving = asyncio.ensure_future(server.serve())
+    engine = None
+    try:
+        loading = asyncio.to_thread(AsyncLLM, model, progress=gate.progress, **settings)
+        engine = await loading
+        gate.app = build_app(engine, options)
+        await serving
+    finally:
+        server.should_exit = True
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(serving, return_exceptions=True)
+        if engine is not None:
+            await engine.shutdown(grace)
