@@ -18,7 +18,7 @@ from pegboard import __version__
 from pegboard.api.endpoint import EndpointContext, Handler, Route
 from pegboard.errors import DuplicateError
 from pegboard_server_openai.engine import Engine
-from pegboard_server_openai.faults import HttpFault, fault_of, fault_response
+from pegboard_server_openai.faults import HttpError, fault_of, fault_response
 from pegboard_server_openai.guards import KeyGuard, SizeGuard
 from pegboard_server_openai.state import ServerState
 
@@ -27,18 +27,22 @@ __all__ = ["AppOptions", "build_app", "collect_routes"]
 _LOG = logging.getLogger("pegboard.plugin.server-openai")
 
 
+def _texts(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(values)
+
+
 @attrs.frozen(kw_only=True)
 class AppOptions:
     """How the server answers."""
 
-    names: tuple[str, ...] = attrs.field(converter=tuple)
+    names: tuple[str, ...] = attrs.field(converter=_texts)
     """Served names of the model, at least one."""
     root: str = ""
     """The model as the operator named it."""
-    api_keys: tuple[str, ...] = attrs.field(default=(), converter=tuple, repr=False)
+    api_keys: tuple[str, ...] = attrs.field(default=(), converter=_texts, repr=False)
     """Without any, everybody is served."""
     max_body_bytes: int = 32 << 20
-    allowed_origins: tuple[str, ...] = attrs.field(default=("*",), converter=tuple)
+    allowed_origins: tuple[str, ...] = attrs.field(default=("*",), converter=_texts)
     root_path: str = ""
     """Prefix that a proxy takes away."""
 
@@ -139,7 +143,7 @@ def _described(app: FastAPI, routes: Iterable[Route]) -> Callable[[], dict[str, 
 
 async def _http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    fault = HttpFault(error.status_code, str(error.detail))
+    fault = HttpError(error.status_code, str(error.detail))
     response = fault_response(fault)
     headers: Mapping[str, str] = error.headers or {}
     response.headers.update(headers)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from pegboard import RequestOutput
 from pegboard_server_openai.bodies import ChatRequest, TokenizeRequest
-from pegboard_server_openai.faults import HttpFault, json_response
+from pegboard_server_openai.faults import HttpError, json_response
 from pegboard_server_openai.reading import read_body
 from pegboard_server_openai.replies import (
     ChatChoice,
@@ -71,7 +71,7 @@ async def chat_prompt(
     variables = body.chat_template_kwargs or {}
     for name in _RESERVED:
         if name in variables:
-            raise HttpFault(
+            raise HttpError(
                 400,
                 f"chat_template_kwargs names {name!r}, which is a field of its own",
                 param="chat_template_kwargs",
@@ -90,13 +90,13 @@ async def chat_prompt(
 
 def _check_tools(body: ChatRequest) -> None:
     if body.tools:
-        raise HttpFault(
+        raise HttpError(
             400,
             "tools are not supported: no plugin for tool calls is installed; leave tools out",
             param="tools",
         )
     if body.tool_choice not in (None, "none", "auto"):
-        raise HttpFault(400, "tool_choice is allowed only together with tools", param="tool_choice")
+        raise HttpError(400, "tool_choice is allowed only together with tools", param="tool_choice")
 
 
 @attrs.define

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from pegboard import CompletionOutput, RequestOutput
 from pegboard_server_openai.bodies import CompletionRequest
-from pegboard_server_openai.faults import HttpFault, json_response
+from pegboard_server_openai.faults import HttpError, json_response
 from pegboard_server_openai.reading import read_body
 from pegboard_server_openai.replies import CompletionChoice, CompletionReply, Usage, usage_of
 from pegboard_server_openai.sampling import completion_params
@@ -52,13 +52,13 @@ class Completions:
 def _prompts(given: Any) -> list[Any]:
     """A prompt or several, as a list."""
     if given is None:
-        raise HttpFault(
-            400, "prompt is missing: a text, token ids, or a list of these", param="prompt"
+        raise HttpError(
+            400, "prompt is missing: text, token ids or a list of these", param="prompt"
         )
     if isinstance(given, str):
         return [given]
     if not given:
-        raise HttpFault(400, "prompt=[] is not allowed: at least one prompt", param="prompt")
+        raise HttpError(400, "prompt=[] is not allowed: at least one prompt", param="prompt")
     if all(isinstance(item, (str, list)) for item in given):
         return list(given)
     return [given]

@@ -11,8 +11,12 @@ from pegboard.api.tokenizer import TextTokenizer
 __all__ = ["Engine", "Stream"]
 
 
-class Stream(AsyncIterator[RequestOutput], Protocol):
+class Stream(Protocol):
     """The states of one request, each whole; a slow reader may miss some, not the last."""
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]: ...
+
+    async def __anext__(self) -> RequestOutput: ...
 
     def close(self) -> None:
         """Drop the request, if it has not ended."""

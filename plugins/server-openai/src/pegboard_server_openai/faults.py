@@ -15,7 +15,7 @@ from pegboard.errors import (
     UnsupportedError,
 )
 
-__all__ = ["HttpFault", "error_body", "fault_of", "fault_response", "json_response"]
+__all__ = ["HttpError", "error_body", "fault_of", "fault_response", "json_response"]
 
 _TYPES = {
     400: "invalid_request_error",
@@ -26,7 +26,7 @@ _TYPES = {
 }
 
 
-class HttpFault(PegboardError):
+class HttpError(PegboardError):
     """An answer that is an error."""
 
     def __init__(
@@ -38,23 +38,23 @@ class HttpFault(PegboardError):
         self.code = code
 
 
-def fault_of(error: BaseException) -> HttpFault:
+def fault_of(error: BaseException) -> HttpError:
     """What a client is told of an error; nothing of the inside of those that are no deliberate
     ones."""
-    if isinstance(error, HttpFault):
+    if isinstance(error, HttpError):
         return error
     if isinstance(error, RequestError):
-        return HttpFault(400, str(error), param=error.field)
+        return HttpError(400, str(error), param=error.field)
     if isinstance(error, (UnsupportedError, ConfigError)):
-        return HttpFault(400, str(error))
+        return HttpError(400, str(error))
     if isinstance(error, EngineDeadError):
-        return HttpFault(503, f"the engine has stopped: {error}", code="engine_dead")
+        return HttpError(503, f"the engine has stopped: {error}", code="engine_dead")
     if isinstance(error, PegboardError):
-        return HttpFault(500, str(error))
-    return HttpFault(500, "internal error; the server's log tells more")
+        return HttpError(500, str(error))
+    return HttpError(500, "internal error; the server's log tells more")
 
 
-def error_body(fault: HttpFault) -> dict[str, Any]:
+def error_body(fault: HttpError) -> dict[str, Any]:
     """OpenAI's form of an error."""
     fallback = "invalid_request_error" if fault.status < 500 else "server_error"
     return {
@@ -75,7 +75,7 @@ def json_response(
     return Response(body, status, headers, media_type="application/json")
 
 
-def fault_response(fault: HttpFault) -> Response:
+def fault_response(fault: HttpError) -> Response:
     """The answer that is `fault`."""
     headers = {"WWW-Authenticate": "Bearer"} if fault.status == 401 else None
     return json_response(error_body(fault), fault.status, headers)

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from pegboard_server_openai.faults import HttpFault, fault_response
+from pegboard_server_openai.faults import HttpError, fault_response
 
 __all__ = ["Gate"]
 
@@ -36,7 +36,7 @@ class Gate:
 
     async def _wait(self, scope: Any, receive: Any, send: Any) -> None:
         share = f" ({100 * self.done // self.total} %)" if self.total else ""
-        fault = HttpFault(503, f"the model is being loaded{share}", code="loading")
+        fault = HttpError(503, f"the model is being loaded{share}", code="loading")
         response = fault_response(fault)
         response.headers["retry-after"] = "1"
         await response(scope, receive, send)

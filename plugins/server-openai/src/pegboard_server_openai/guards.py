@@ -10,7 +10,7 @@ from typing import Any
 from starlette._utils import get_route_path
 from starlette.datastructures import Headers
 
-from pegboard_server_openai.faults import HttpFault, fault_response
+from pegboard_server_openai.faults import HttpError, fault_response
 
 __all__ = ["KeyGuard", "SizeGuard"]
 
@@ -34,9 +34,9 @@ class KeyGuard:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            fault = HttpFault(
+            fault = HttpError(
                 401,
-                "a valid API key is needed: 'Authorization: Bearer KEY'",
+                "an API key is needed: 'Authorization: Bearer KEY'",
                 code="invalid_api_key",
             )
             await fault_response(fault)(scope, receive, send)
@@ -51,7 +51,7 @@ class KeyGuard:
         key = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         # All are compared, so that the time tells nothing of which one is nearly right.
         wanted = _digest(key)
-        return any([hmac.compare_digest(wanted, digest) for digest in self._digests])
+        return sum(hmac.compare_digest(wanted, digest) for digest in self._digests) > 0
 
 
 def _digest(key: str) -> bytes:
@@ -85,6 +85,6 @@ class SizeGuard:
 
         await self._app(scope, counted, send)
 
-    def _fault(self) -> HttpFault:
+    def _fault(self) -> HttpError:
         message = f"the body has more than {self._limit} bytes"
-        return HttpFault(413, message, code="request_too_large")
+        return HttpError(413, message, code="request_too_large")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pegboard_server_openai.faults import HttpFault
+from pegboard_server_openai.faults import HttpError
 
 __all__ = ["MAX_DEPTH", "read_body"]
 
@@ -43,10 +43,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read_body(raw: bytes, kind: type[T]) -> T:
-    """The body as `kind`. Raises `HttpFault` 400 that names the field."""
+    """The body as `kind`. Raises `HttpError` 400 that names the field."""
     value = _decode(raw)
     if not isinstance(value, dict):
-        raise HttpFault(400, "the body must be a JSON object")
+        raise HttpError(400, "the body must be a JSON object")
     _check_unknown(value, kind)
     try:
         return msgspec.convert(value, kind)
@@ -58,7 +58,7 @@ def _decode(raw: bytes) -> Any:
     try:
         value = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HttpFault(400, f"the body is not valid JSON: {error}") from None
+        raise HttpError(400, f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise _too_deep() from None
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:  # else it cannot be too deep
@@ -80,23 +80,23 @@ def _check_depth(value: Any) -> None:
     raise _too_deep()
 
 
-def _too_deep() -> HttpFault:
-    return HttpFault(400, f"the body is nested more than {MAX_DEPTH} levels deep")
+def _too_deep() -> HttpError:
+    return HttpError(400, f"the body is nested more than {MAX_DEPTH} levels deep")
 
 
 def _check_unknown(value: dict[str, Any], kind: type[msgspec.Struct]) -> None:
     for name in value.keys() - set(kind.__struct_fields__):
         why = _REFUSED.get(name)
         if why is not None and value[name]:
-            raise HttpFault(400, f"{name} is not supported: {why}; leave it out", param=name)
+            raise HttpError(400, f"{name} is not supported: {why}; leave it out", param=name)
         _LOG.debug("unknown field %r of %s is ignored", name, kind.__name__)
 
 
-def _invalid(error: msgspec.ValidationError) -> HttpFault:
+def _invalid(error: msgspec.ValidationError) -> HttpError:
     text = str(error)
     place = _PLACE.search(text)
     missing = re.search(r"missing required field `(\w+)`", text)
     where = place[1] if place else missing[1] if missing else ""
     message = _PLACE.sub("", text)
     param = re.split(r"[.\[]", where, maxsplit=1)[0] or None
-    return HttpFault(400, f"{where}: {message}" if where else message, param=param)
+    return HttpError(400, f"{where}: {message}" if where else message, param=param)

@@ -61,7 +61,7 @@ class CompletionChoice(msgspec.Struct):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptScores | None | UnsetType = UNSET
+    prompt_logprobs: PromptScores | UnsetType | None = UNSET
 
 
 class CompletionReply(msgspec.Struct, kw_only=True):
@@ -72,7 +72,7 @@ class CompletionReply(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 class Message(msgspec.Struct):
@@ -104,7 +104,7 @@ class ChatReply(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptScores | None | UnsetType = UNSET
+    prompt_logprobs: PromptScores | UnsetType | None = UNSET
 
 
 class Delta(msgspec.Struct):
@@ -133,5 +133,5 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET

@@ -8,7 +8,7 @@ import msgspec
 
 from pegboard import SamplingParams
 from pegboard_server_openai.bodies import ChatRequest, CompletionRequest, Sampling
-from pegboard_server_openai.faults import HttpFault
+from pegboard_server_openai.faults import HttpError
 
 __all__ = ["chat_params", "completion_params"]
 
@@ -39,11 +39,11 @@ _SAME = (
 def completion_params(body: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
     """Parameters of ``/v1/completions``. What is left out is as the model's authors recommend."""
     if body.suffix:
-        raise HttpFault(
+        raise HttpError(
             400, "suffix is not supported: the model does not fill in the middle", param="suffix"
         )
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise HttpFault(
+        raise HttpError(
             400,
             f"best_of={body.best_of} is not supported: only n ({body.n or 1}), since all that is "
             "made is returned",
@@ -53,9 +53,9 @@ def completion_params(body: CompletionRequest, defaults: SamplingParams) -> Samp
     if body.echo:
         own["prompt_logprobs"] = _echoed(body)
     elif body.max_tokens == 0:
-        raise HttpFault(
+        raise HttpError(
             400,
-            "max_tokens=0 is not allowed: at least 1, or 0 together with echo",
+            "max_tokens=0 is not allowed without echo: at least 1",
             param="max_tokens",
         )
     return _params(body, defaults, body.max_tokens, own)
@@ -64,7 +64,7 @@ def completion_params(body: CompletionRequest, defaults: SamplingParams) -> Samp
 def chat_params(body: ChatRequest, defaults: SamplingParams) -> SamplingParams:
     """Parameters of ``/v1/chat/completions``."""
     if body.top_logprobs and not body.logprobs:
-        raise HttpFault(
+        raise HttpError(
             400, "top_logprobs is allowed only together with logprobs=true", param="top_logprobs"
         )
     wanted = _count("top_logprobs", body.top_logprobs) or 0
@@ -72,7 +72,7 @@ def chat_params(body: ChatRequest, defaults: SamplingParams) -> SamplingParams:
     limit = old if new is None else new
     if limit == 0:
         field = "max_tokens" if new is None else "max_completion_tokens"
-        raise HttpFault(400, f"{field}=0 is not allowed: at least 1", param=field)
+        raise HttpError(400, f"{field}=0 is not allowed: at least 1", param=field)
     return _params(body, defaults, limit, {"logprobs": wanted if body.logprobs else None})
 
 
@@ -96,18 +96,18 @@ def _echoed(body: CompletionRequest) -> int | None:
 def _check_common(body: Sampling) -> None:
     _count("prompt_logprobs", body.prompt_logprobs)
     if body.stream_options is not None and not body.stream:
-        raise HttpFault(
+        raise HttpError(
             400, "stream_options is allowed only together with stream=true", param="stream_options"
         )
     if body.stream and body.prompt_logprobs is not None:
-        raise HttpFault(
+        raise HttpError(
             400,
             "prompt_logprobs is not allowed together with stream=true; echo with logprobs is",
             param="prompt_logprobs",
         )
     kind = (body.response_format or {}).get("type", "text")
     if kind != "text":
-        raise HttpFault(
+        raise HttpError(
             400,
             f"response_format of type {kind!r} is not supported: no plugin for structured outputs "
             "is installed; allowed is 'text'",
@@ -118,7 +118,7 @@ def _check_common(body: Sampling) -> None:
 def _count(field: str, value: int | None) -> int | None:
     """Of the whole vocabulary, which -1 means offline, no answer tells."""
     if value is not None and value < 0:
-        raise HttpFault(400, f"{field}={value} is not allowed: 0 or more", param=field)
+        raise HttpError(400, f"{field}={value} is not allowed: 0 or more", param=field)
     return value
 
 
@@ -128,6 +128,6 @@ def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
     try:
         return {int(token): value for token, value in given.items()}
     except ValueError:
-        raise HttpFault(
+        raise HttpError(
             400, "the keys of logit_bias must be token ids", param="logit_bias"
         ) from None

@@ -73,7 +73,9 @@ class ScoreWriter:
         values = [None if e is None else e[i].logprob for i, e in zip(ids, entries, strict=True)]
         tops = None
         if self._count:
-            tops = [None if e is None else self._named(i, e) for i, e in zip(ids, entries)]
+            tops = [
+                None if e is None else self._named(i, e) for i, e in zip(ids, entries, strict=True)
+            ]
         return CompletionScores(
             [self._name(i) for i in ids], values, tops, [self._place(i, shown) for i in ids]
         )

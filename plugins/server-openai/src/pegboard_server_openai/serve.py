@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -15,9 +17,19 @@ from pegboard.errors import ConfigError
 from pegboard_server_openai.app import AppOptions, build_app
 from pegboard_server_openai.gate import Gate
 
-__all__ = ["KEY_VARIABLE", "run_server", "serve"]
+__all__ = ["KEY_VARIABLE", "Server", "run_server", "serve"]
 
 KEY_VARIABLE = "PEGBOARD_API_KEY"
+
+
+class Server(uvicorn.Server):
+    """One whose signals are handled outside: uvicorn would raise them again at its end, before the
+    engine has ended."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves them alone."""
+        yield
 
 
 def serve(
@@ -27,9 +39,7 @@ def serve(
     uds: Annotated[str | None, typer.Option(help="Path of a Unix socket instead.")] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(
-            help=f"A key that clients must send; several may be given. Also {KEY_VARIABLE}."
-        ),
+        typer.Option(help=f"A key for clients; several may be given. Also {KEY_VARIABLE}."),
     ] = None,
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="Name that clients use; several may be given.")
@@ -54,11 +64,11 @@ def serve(
     if not all(keys):
         raise ConfigError("--api-key must not be empty")
     options = AppOptions(
-        names=served_model_name or [model],
+        names=tuple(served_model_name or [model]),
         root=model,
-        api_keys=keys,
+        api_keys=tuple(keys),
         max_body_bytes=max_body_bytes,
-        allowed_origins=allowed_origin or ["*"],
+        allowed_origins=tuple(allowed_origin or ["*"]),
         root_path=root_path,
     )
     gate = Gate()
@@ -76,7 +86,7 @@ def serve(
         timeout_graceful_shutdown=max(1, round(shutdown_grace)),
     )
     settings = engine_settings(option or [])
-    asyncio.run(run_server(uvicorn.Server(config), gate, model, settings, options, shutdown_grace))
+    asyncio.run(run_server(Server(config), gate, model, settings, options))
 
 
 def engine_settings(pairs: list[str]) -> dict[str, Any]:
@@ -95,27 +105,27 @@ def engine_settings(pairs: list[str]) -> dict[str, Any]:
 
 
 async def run_server(
-    server: uvicorn.Server,
+    server: Server,
     gate: Gate,
     model: str,
     settings: dict[str, Any],
     options: AppOptions,
-    grace: float,
 ) -> None:
-    """Listen at once, load the model beside that, serve until a signal comes, then end the
-    engine."""
+    """Listen at once, load the model beside that, serve until a signal comes, let requests end
+    within the server's grace, then end the engine."""
     from pegboard import AsyncLLM
 
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.handle_exit, number, None)
     serving = asyncio.ensure_future(server.serve())
     engine = None
     try:
-        loading = asyncio.to_thread(AsyncLLM, model, progress=gate.progress, **settings)
-        engine = await loading
+        engine = await asyncio.to_thread(AsyncLLM, model, progress=gate.progress, **settings)
         gate.app = build_app(engine, options)
         await serving
     finally:
         server.should_exit = True
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(serving, return_exceptions=True)
+        await asyncio.wait((serving,))
         if engine is not None:
-            await engine.shutdown(grace)
+            await engine.shutdown()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from pegboard_server_openai.faults import HttpFault, error_body, fault_of
+from pegboard_server_openai.faults import HttpError, error_body, fault_of
 
 __all__ = ["DONE", "EventStream", "event", "unless_gone"]
 
@@ -35,14 +35,14 @@ def event(content: Any) -> bytes:
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled when the client leaves. The body must have been
-    read. Raises `HttpFault` 499 then."""
+    read. Raises `HttpError` 499 then."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise HttpFault(_GONE, "the client has left")
+        raise HttpError(_GONE, "the client has left")
     finally:
         watch.cancel()
         task.cancel()
@@ -79,7 +79,7 @@ class EventStream(Response):
         try:
             await send(start)
             await unless_gone(receive, self._write(send))
-        except HttpFault as fault:
+        except HttpError as fault:
             if fault.status != _GONE:
                 raise
         finally:

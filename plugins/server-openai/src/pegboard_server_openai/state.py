@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from pegboard_server_openai.engine import Engine
-from pegboard_server_openai.faults import HttpFault
+from pegboard_server_openai.faults import HttpError
 
 __all__ = ["ServerState"]
 
@@ -32,11 +32,11 @@ class ServerState:
     _serial: Iterator[int] = attrs.field(factory=itertools.count, repr=False)
 
     def model_name(self, wanted: str | None) -> str:
-        """The name to answer with. Raises `HttpFault` 404 for one that is not served."""
+        """The name to answer with. Raises `HttpError` 404 for one that is not served."""
         if wanted is None:
             return self.names[0]
         if wanted not in self.names:
-            raise HttpFault(
+            raise HttpError(
                 404,
                 f"the model {wanted!r} does not exist; served are {', '.join(self.names)}",
                 param="model",
@@ -50,7 +50,7 @@ class ServerState:
         if wanted is None:
             return f"{prefix}-{uuid.uuid4().hex}"
         if not _ID.fullmatch(wanted):
-            raise HttpFault(
+            raise HttpError(
                 400,
                 "the request id must be 1 to 200 printable ASCII characters without spaces",
                 param="request_id",

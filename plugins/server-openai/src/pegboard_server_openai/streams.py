@@ -10,7 +10,7 @@ import attrs
 
 from pegboard import CompletionOutput, Logprob, RequestOutput, SamplingParams
 from pegboard_server_openai.engine import Stream
-from pegboard_server_openai.faults import HttpFault
+from pegboard_server_openai.faults import HttpError
 from pegboard_server_openai.state import ServerState
 
 __all__ = ["Batch", "Cursor", "News"]
@@ -57,7 +57,7 @@ class Batch:
             self.latest[place] = output
             for item in output.outputs:
                 if item.finish_reason == "error":
-                    raise HttpFault(500, item.error or "the request failed")
+                    raise HttpError(500, item.error or "the request failed")
             yield place, output
 
     async def finished(self) -> list[RequestOutput]:
@@ -72,7 +72,7 @@ class Batch:
 
     async def _several(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         # One place: while it is taken the streams keep their latest states for themselves.
-        queue: asyncio.Queue[tuple[int, RequestOutput | None | BaseException]] = asyncio.Queue(1)
+        queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(1)
         tasks = [
             asyncio.ensure_future(_feed(queue, place, stream))
             for place, stream in enumerate(self._streams)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from pegboard.api.endpoint import EndpointContext, Route
 from pegboard_server_openai.bodies import DetokenizeRequest, TokenizeRequest
 from pegboard_server_openai.chat import chat_prompt
-from pegboard_server_openai.faults import HttpFault, json_response
+from pegboard_server_openai.faults import HttpError, json_response
 from pegboard_server_openai.reading import read_body
 from pegboard_server_openai.state import ServerState
 
@@ -36,7 +36,7 @@ class _Tokenizing:
         body = read_body(await request.body(), TokenizeRequest)
         self._state.model_name(body.model)
         if (body.prompt is None) == (body.messages is None):
-            raise HttpFault(400, "give either prompt or messages", param="prompt")
+            raise HttpError(400, "give either prompt or messages", param="prompt")
         ids = await self._ids(body)
         tokenizer = self._state.engine.get_tokenizer()
         names = [tokenizer.id_to_token(i) for i in ids] if body.return_token_strs else None
@@ -62,7 +62,7 @@ class _Tokenizing:
         tokenizer = self._state.engine.get_tokenizer()
         for token in body.tokens:
             if not 0 <= token < tokenizer.vocab_size:
-                raise HttpFault(
+                raise HttpError(
                     400,
                     f"tokens names {token}, outside 0 to {tokenizer.vocab_size - 1}",
                     param="tokens",
