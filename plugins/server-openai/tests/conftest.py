@@ -144,7 +144,7 @@ class ThreadEngine:
         while not self._closed:
             self._wake.wait()
             self._wake.clear()
-            while self.llm.engine.has_unfinished_requests() and not self._closed:
+            while self.llm.engine.core.has_work() and not self._closed:
                 for output in self.llm.engine.step():
                     self._tell(output)
                 time.sleep(self._pause)

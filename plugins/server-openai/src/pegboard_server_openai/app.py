@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from pegboard import __version__
 from pegboard.api.endpoint import EndpointContext, Handler, Route
-from pegboard.errors import DuplicateError
+from pegboard.errors import ConfigError, DuplicateError
 from pegboard_server_openai.engine import Engine
 from pegboard_server_openai.faults import HttpError, fault_of, fault_response
 from pegboard_server_openai.guards import KeyGuard, SizeGuard
@@ -45,6 +45,12 @@ class AppOptions:
     allowed_origins: tuple[str, ...] = attrs.field(default=("*",), converter=_texts)
     root_path: str = ""
     """Prefix that a proxy takes away."""
+
+    @names.validator
+    @api_keys.validator
+    def _check(self, attribute: Any, value: tuple[str, ...]) -> None:
+        if not all(value) or (not value and attribute.name == "names"):
+            raise ConfigError(f"{attribute.name} must not be empty, nor hold an empty text")
 
 
 def build_app(engine: Engine, options: AppOptions) -> Any:
@@ -101,17 +107,18 @@ def _add(app: FastAPI, route: Route) -> None:
         schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
         content = {"application/json": {"schema": schema}}
         extra["requestBody"] = {"required": True, "content": content}
-    name = f"{route.method.lower()}{route.path}"
-    app.add_api_route(
-        route.path,
-        _endpoint(route.handler),
-        methods=list(_methods(route)),
-        summary=route.summary or None,
-        name=name,
-        include_in_schema=True,
-        response_model=None,
-        openapi_extra=extra or None,
-    )
+    endpoint = _endpoint(route.handler)
+    for method in _methods(route):
+        app.add_api_route(
+            route.path,
+            endpoint,
+            methods=[method],
+            summary=route.summary or None,
+            name=f"{route.method.lower()}{route.path}",
+            include_in_schema=method == route.method,
+            response_model=None,
+            openapi_extra=extra or None,
+        )
 
 
 def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:

@@ -61,8 +61,6 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API."""
     keys = [*(api_key or ()), *filter(None, [os.environ.get(KEY_VARIABLE)])]
-    if not all(keys):
-        raise ConfigError("--api-key must not be empty")
     options = AppOptions(
         names=tuple(served_model_name or [model]),
         root=model,
