@@ -2,8 +2,8 @@
 
 Called by: a server plugin, in the front-end process, once, when the engine is ready and before the
 first request is answered. The core has no HTTP server and imports no web framework: what a handler
-is given and returns is said by the server plugin (the one of this project gives a Starlette
-``Request`` and takes a Starlette ``Response``).
+is given is said by the server plugin (the one of this project gives a Starlette ``Request``, and
+takes a Starlette ``Response`` too). Any server takes plain values, which become a JSON body.
 
 A route that two plugins add, or that one adds twice, is an error that names both; the server then
 does not start.

@@ -32,8 +32,8 @@ class CompletionOutput:
     error: str | None = None
     """Why it could not be finished, with `finish_reason` ``"error"``."""
     num_shown: int = 0
-    """How many of `token_ids` `text` shows: while characters are held back that may be the beginning
-    of a stop string, so are their tokens. All of them when it is finished."""
+    """How many of `token_ids` `text` shows: while characters are held back that may begin a stop
+    string, so are their tokens. All of them when it is finished."""
 
     @property
     def finished(self) -> bool:

@@ -18,7 +18,7 @@ from pegboard import __version__
 from pegboard.api.endpoint import EndpointContext, Handler, Route
 from pegboard.errors import ConfigError, DuplicateError
 from pegboard_server_openai.engine import Engine
-from pegboard_server_openai.faults import HttpError, fault_of, fault_response
+from pegboard_server_openai.faults import HttpError, fault_of, fault_response, json_response
 from pegboard_server_openai.guards import KeyGuard, SizeGuard
 from pegboard_server_openai.state import ServerState
 
@@ -126,10 +126,10 @@ def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
 
     async def endpoint(request: Request) -> Response:
         try:
-            response: Response = await handler(request)
+            answer = await handler(request)
+            return answer if isinstance(answer, Response) else json_response(answer)
         except Exception as error:
             return _answer_of(error)
-        return response
 
     return endpoint
 
