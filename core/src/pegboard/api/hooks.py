@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pegboard.api.command import Command
     from pegboard.api.connector import KVConnector
     from pegboard.api.context import PluginContext
+    from pegboard.api.endpoint import Endpoint
     from pegboard.api.events import EventPublisher
     from pegboard.api.executor_class import ExecutorClass
     from pegboard.api.logits import LogitsProcessor
@@ -50,6 +51,7 @@ HOOK_SURFACES = {
     "pegboard_checkpoint_sources": "checkpoint",
     "pegboard_commands": "command",
     "pegboard_connectors": "connector",
+    "pegboard_endpoints": "endpoint",
     "pegboard_event_publishers": "events",
     "pegboard_executors": "executor",
     "pegboard_logits_processors": "logits",
@@ -152,6 +154,11 @@ class Hooks:
     @hookspec
     def pegboard_tokenizers(self, ctx: PluginContext) -> Iterable[TokenizerClass]:
         """Kinds of tokenisers."""
+        return ()
+
+    @hookspec
+    def pegboard_endpoints(self, ctx: PluginContext) -> Iterable[Endpoint]:
+        """Routes of the HTTP server."""
         return ()
 
     @hookspec

@@ -19,6 +19,7 @@ API_LEVELS = MappingProxyType(
         "checkpoint": 0,
         "command": 0,
         "connector": 0,
+        "endpoint": 0,
         "events": 0,
         "executor": 0,
         "logits": 0,

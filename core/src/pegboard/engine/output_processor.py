@@ -177,6 +177,8 @@ class OutputProcessor:
             output.kv_transfer_params = item.kv_transfer
         stop, used = self._take_text(sequence, item)
         self._take_tokens(completion, item, used)
+        if stop is not None or item.finish_reason is not None:
+            completion.num_shown = len(completion.token_ids)
         if stop is not None and item.finish_reason != "stop":
             completion.finish_reason, completion.stop_reason = "stop", stop
             return item.finish_reason is None
@@ -191,12 +193,14 @@ class OutputProcessor:
         """Text of the new tokens; the stop string that was met, and how many tokens count."""
         stream = sequence.stream
         if stream is None:
+            sequence.completion.num_shown += len(item.token_ids)
             return None, len(item.token_ids)
         # The id that ended the output is part of its ids but, unless asked for, not of its text.
         hidden = item.finish_reason == "stop" and not sequence.include_stop
         shown = item.token_ids[:-1] if hidden else item.token_ids
         delta = stream.push(shown)
         sequence.completion.text += delta.text
+        sequence.completion.num_shown += delta.token_count
         if delta.stopped is not None:
             return delta.stopped, delta.consumed
         if item.finish_reason is not None:

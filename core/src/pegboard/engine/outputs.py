@@ -31,6 +31,9 @@ class CompletionOutput:
     """The stop token id or stop string that ended it; None for the model's own end id."""
     error: str | None = None
     """Why it could not be finished, with `finish_reason` ``"error"``."""
+    num_shown: int = 0
+    """How many of `token_ids` `text` shows: while characters are held back that may begin a stop
+    string, so are their tokens. All of them when it is finished."""
 
     @property
     def finished(self) -> bool:

@@ -17,6 +17,7 @@ _WORDS = MappingProxyType(
         "attention": "attention backend",
         "checkpoint": "checkpoint source",
         "connector": "KV connector",
+        "endpoint": "HTTP endpoint",
         "events": "KV event publisher",
         "logits": "logits processor",
         "model": "model family",

@@ -38,6 +38,7 @@ DESCRIPTOR_TYPES = MappingProxyType(
         "checkpoint": "pegboard.api.checkpoint:CheckpointSource",
         "command": "pegboard.api.command:Command",
         "connector": "pegboard.api.connector:KVConnector",
+        "endpoint": "pegboard.api.endpoint:Endpoint",
         "events": "pegboard.api.events:EventPublisher",
         "executor": "pegboard.api.executor_class:ExecutorClass",
         "logits": "pegboard.api.logits:LogitsProcessor",

@@ -41,6 +41,7 @@ SURFACES = MappingProxyType(
         "checkpoint": _Sort("A reader of checkpoint files", "plugins", ("attrs", "numpy", "torch")),
         "command": _Sort("A command"),
         "connector": _Sort("A KV connector", "connectors", ("msgspec", "torch")),
+        "endpoint": _Sort("Routes of the HTTP server"),
         "events": _Sort("A publisher of KV events"),
         "executor": _Sort("An executor"),
         "logits": _Sort("A logits processor", "plugins", ("torch",)),

@@ -1,0 +1,164 @@
+"""The application: routes of all plugins behind the guards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pegboard import __version__
+from pegboard.api.endpoint import EndpointContext, Handler, Route
+from pegboard.errors import ConfigError, DuplicateError
+from pegboard_server_openai.engine import Engine
+from pegboard_server_openai.faults import HttpError, fault_of, fault_response, json_response
+from pegboard_server_openai.guards import KeyGuard, SizeGuard
+from pegboard_server_openai.state import ServerState
+
+__all__ = ["AppOptions", "build_app", "collect_routes"]
+
+_LOG = logging.getLogger("pegboard.plugin.server-openai")
+
+
+def _texts(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(values)
+
+
+@attrs.frozen(kw_only=True)
+class AppOptions:
+    """How the server answers."""
+
+    names: tuple[str, ...] = attrs.field(converter=_texts)
+    """Served names of the model, at least one."""
+    root: str = ""
+    """The model as the operator named it."""
+    api_keys: tuple[str, ...] = attrs.field(default=(), converter=_texts, repr=False)
+    """Without any, everybody is served."""
+    max_body_bytes: int = 32 << 20
+    allowed_origins: tuple[str, ...] = attrs.field(default=("*",), converter=_texts)
+    root_path: str = ""
+    """Prefix that a proxy takes away."""
+
+    @names.validator
+    @api_keys.validator
+    def _check(self, attribute: Any, value: tuple[str, ...]) -> None:
+        if not all(value) or (not value and attribute.name == "names"):
+            raise ConfigError(f"{attribute.name} must not be empty, nor hold an empty text")
+
+
+def build_app(engine: Engine, options: AppOptions) -> Any:
+    """The ASGI application. Raises `DuplicateError` for a route that two plugins add."""
+    state = ServerState(engine, options.names, options.root)
+    routes = collect_routes(engine.board, state)
+    app = FastAPI(
+        title="Pegboard",
+        version=__version__,
+        redirect_slashes=False,
+        root_path=options.root_path,
+        exception_handlers={HTTPException: _http_error},
+    )
+    for route in routes:
+        _add(app, route)
+    app.openapi = _described(app, routes)  # type: ignore[method-assign]
+    public = {(method, r.path) for r in routes if r.public for method in _methods(r)}
+    guarded = KeyGuard(SizeGuard(app, options.max_body_bytes), options.api_keys, public)
+    return CORSMiddleware(
+        guarded,
+        allow_origins=options.allowed_origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id"],
+    )
+
+
+def collect_routes(board: Any, state: ServerState) -> list[Route]:
+    """The routes of all endpoints on the board."""
+    owners: dict[tuple[str, str], str] = {}
+    found: list[Route] = []
+    registry = board.registry("endpoint")
+    for endpoint in registry:
+        owner = f"endpoint {endpoint.name!r} of {registry.provenance(endpoint.name)}"
+        ctx = EndpointContext(state.engine, state, **board.handed("endpoint", endpoint.name))
+        for route in endpoint.routes.load()(ctx):
+            key = (route.method, route.path)
+            if key in owners:
+                raise DuplicateError(
+                    f"route {route.method} {route.path} is added by {owners[key]} and by {owner}"
+                )
+            owners[key] = owner
+            found.append(route)
+    return found
+
+
+def _methods(route: Route) -> tuple[str, ...]:
+    return ("GET", "HEAD") if route.method == "GET" else (route.method,)
+
+
+def _add(app: FastAPI, route: Route) -> None:
+    extra: dict[str, Any] = {}
+    if route.body is not None:
+        schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
+        content = {"application/json": {"schema": schema}}
+        extra["requestBody"] = {"required": True, "content": content}
+    endpoint = _endpoint(route.handler)
+    for method in _methods(route):
+        app.add_api_route(
+            route.path,
+            endpoint,
+            methods=[method],
+            summary=route.summary or None,
+            name=f"{route.method.lower()}{route.path}",
+            include_in_schema=method == route.method,
+            response_model=None,
+            openapi_extra=extra or None,
+        )
+
+
+def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """The handler as FastAPI wants it, which looks at annotations."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            answer = await handler(request)
+            return answer if isinstance(answer, Response) else json_response(answer)
+        except Exception as error:
+            return _answer_of(error)
+
+    return endpoint
+
+
+def _described(app: FastAPI, routes: Iterable[Route]) -> Callable[[], dict[str, Any]]:
+    """FastAPI's description with the bodies, which are no pydantic models."""
+    make = app.openapi
+    kinds = [route.body for route in routes if route.body is not None]
+
+    def openapi() -> dict[str, Any]:
+        described = make()
+        _, parts = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+        described.setdefault("components", {}).setdefault("schemas", {}).update(parts)
+        return described
+
+    return openapi
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    fault = HttpError(error.status_code, str(error.detail))
+    response = fault_response(fault)
+    headers: Mapping[str, str] = error.headers or {}
+    response.headers.update(headers)
+    return response
+
+
+def _answer_of(error: Exception) -> Response:
+    fault = fault_of(error)
+    if fault.status == 500:
+        _LOG.error("a request failed", exc_info=error)
+    return fault_response(fault)

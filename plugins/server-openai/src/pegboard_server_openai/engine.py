@@ -1,0 +1,76 @@
+"""What the server needs of an engine; `pegboard.AsyncLLM` has it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pegboard import RequestOutput, SamplingParams
+from pegboard.api.tokenizer import TextTokenizer
+
+__all__ = ["Engine", "Stream"]
+
+
+class Stream(Protocol):
+    """The states of one request, each whole; a slow reader may miss some, not the last."""
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]: ...
+
+    async def __anext__(self) -> RequestOutput: ...
+
+    def close(self) -> None:
+        """Drop the request, if it has not ended."""
+        ...
+
+
+class Engine(Protocol):
+    """A running engine. All methods are called in the event loop and must not block it."""
+
+    @property
+    def board(self) -> Any:
+        """The plugins: registries, provenance, settings."""
+        ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def num_live_requests(self) -> int: ...
+
+    async def add(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+    ) -> Stream:
+        """Queue a request. Raises `RequestError` or `ResourceError` for what is not allowed and
+        `EngineDeadError` without an engine."""
+        ...
+
+    async def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        chat_template: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """A conversation as a tokenised prompt, with ``ids`` and ``text``."""
+        ...
+
+    async def abort(self, request_ids: str | Iterable[str]) -> None: ...
+
+    async def check_health(self) -> None:
+        """Raise `EngineDeadError` if no request can be served any more."""
+        ...
+
+    async def reset_prefix_cache(self) -> bool: ...
+
+    def get_tokenizer(self) -> TextTokenizer: ...
+
+    def get_default_sampling_params(self) -> SamplingParams: ...
+
+    def plugins(self) -> list[dict[str, Any]]: ...
+
+    async def shutdown(self, grace: float = 0.0) -> None: ...

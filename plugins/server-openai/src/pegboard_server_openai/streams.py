@@ -1,0 +1,134 @@
+"""Requests of one body: opened together, read together, closed together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from pegboard import CompletionOutput, Logprob, RequestOutput, SamplingParams
+from pegboard_server_openai.engine import Stream
+from pegboard_server_openai.faults import HttpError
+from pegboard_server_openai.state import ServerState
+
+__all__ = ["Batch", "Cursor", "News"]
+
+
+class Batch:
+    """The requests of one body, a prompt each."""
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self._streams = streams
+        self.latest: dict[int, RequestOutput] = {}
+        """By the prompt's place, as it is now."""
+
+    @classmethod
+    async def open(
+        cls,
+        state: ServerState,
+        answer_id: str,
+        prompts: Sequence[Any],
+        params: SamplingParams,
+        priority: int | None,
+    ) -> Batch:
+        """Queue all of them, or none: raises what `Engine.add` raises for the first that fails."""
+        streams: list[Stream] = []
+        try:
+            for prompt in prompts:
+                name = state.engine_id(answer_id)
+                streams.append(await state.engine.add(prompt, params, name, priority=priority or 0))
+        except BaseException:
+            for stream in streams:
+                stream.close()
+            raise
+        return cls(streams)
+
+    def close(self) -> None:
+        """Drop those that have not ended."""
+        for stream in self._streams:
+            stream.close()
+
+    async def states(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """The prompt's place and its state, whenever one changes."""
+        source = self._one() if len(self._streams) == 1 else self._several()
+        async for place, output in source:
+            self.latest[place] = output
+            for item in output.outputs:
+                if item.finish_reason == "error":
+                    raise HttpError(500, item.error or "the request failed")
+            yield place, output
+
+    async def finished(self) -> list[RequestOutput]:
+        """All of them when they are complete, in the order of their prompts."""
+        async for _ in self.states():
+            pass
+        return [self.latest[place] for place in range(len(self._streams))]
+
+    async def _one(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        async for output in self._streams[0]:
+            yield 0, output
+
+    async def _several(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        # One place: while it is taken the streams keep their latest states for themselves.
+        queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(1)
+        tasks = [
+            asyncio.ensure_future(_feed(queue, place, stream))
+            for place, stream in enumerate(self._streams)
+        ]
+        left = len(tasks)
+        try:
+            while left:
+                place, news = await queue.get()
+                if isinstance(news, BaseException):
+                    raise news
+                if news is None:
+                    left -= 1
+                else:
+                    yield place, news
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _feed(queue: asyncio.Queue[Any], place: int, stream: Stream) -> None:
+    try:
+        async for output in stream:
+            await queue.put((place, output))
+    except Exception as error:
+        await queue.put((place, error))
+    else:
+        await queue.put((place, None))
+
+
+@attrs.frozen
+class News:
+    """What a choice has that was not sent yet."""
+
+    text: str
+    ids: list[int]
+    scores: Sequence[Mapping[int, Logprob]] | None
+    item: CompletionOutput
+
+
+@attrs.define
+class Cursor:
+    """How far one choice was sent."""
+
+    fresh: bool = True
+    """Nothing of it was sent yet."""
+    _text: int = 0
+    _ids: int = 0
+    _ended: bool = False
+
+    def take(self, item: CompletionOutput) -> News | None:
+        """What is new; None if nothing is. Ids do not run ahead of the text that they stand for."""
+        end = len(item.token_ids) if item.finished else item.num_shown
+        if self._ended or (end == self._ids and not item.finished):
+            return None
+        text, ids = item.text[self._text :], item.token_ids[self._ids : end]
+        scores = None if item.logprobs is None else item.logprobs[self._ids : end]
+        self.fresh = False
+        self._text, self._ids, self._ended = len(item.text), end, item.finished
+        return News(text, ids, scores, item)
