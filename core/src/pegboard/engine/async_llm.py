@@ -29,7 +29,7 @@ from pegboard.engine.process_client import ProcessClient
 from pegboard.engine.streams import Post, Stream
 from pegboard.engine.templates import read_template, template_variables
 from pegboard.errors import EngineDeadError, RequestError
-from pegboard.plugins import load_plugins
+from pegboard.plugins import Board, load_plugins
 
 __all__ = ["AsyncLLM"]
 
@@ -228,6 +228,11 @@ class AsyncLLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's authors recommend, else the defaults of `SamplingParams`."""
         return self._front.default_params()
+
+    @property
+    def board(self) -> Board:
+        """The plugins of this process."""
+        return self._front.board
 
     @property
     def max_model_len(self) -> int:

@@ -50,6 +50,7 @@ class CompletionOutput:
             self.finish_reason,
             self.stop_reason,
             self.error,
+            self.num_shown,
         )
 
 
