@@ -82,7 +82,8 @@ def rounded(folder: Path) -> Path:
 
 def llama(folder: Path) -> Path:
     """One key head for both ranks; biases everywhere."""
-    return save("Llama", folder, num_key_value_heads=1, attention_bias=True, mlp_bias=True)
+    keys = {"num_key_value_heads": 1, "head_dim": 16}
+    return save("Llama", folder, attention_bias=True, mlp_bias=True, **keys)
 
 
 def qwen3(folder: Path) -> Path:

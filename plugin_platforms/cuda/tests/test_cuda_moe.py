@@ -13,7 +13,7 @@ from pegboard_platform_cuda.kernels import experts as kernels
 from pegboard_platform_cuda.kernels import grouped, sort
 from pegboard_platform_cuda.kernels.described import describable
 from pegboard_platform_cuda.ops import moe_experts, moe_gate, moe_route
-from pegboard_platform_cuda.tiles import EXPERT_TILES, ExpertTile, expert_tile
+from pegboard_platform_cuda.tiles import EXPERT_TILES, ExpertTile, expert_tile, fitted
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
 
@@ -221,3 +221,25 @@ def test_the_tile_grows_with_the_pairs_of_an_expert() -> None:
     rows = [expert_tile(pairs, 128).rows for pairs in (1, 64, 65, 2048, 8192, 1 << 20)]
     assert rows == sorted(rows) and rows[0] == 1 and rows[-1] == 128
     assert list(EXPERT_TILES) == sorted(EXPERT_TILES)
+
+
+H200, ADA = 232_448, 101_376
+"""Bytes of shared memory that a program may have."""
+
+
+@pytest.mark.parametrize("tile", EXPERT_TILES.values())
+def test_tiles_that_were_measured_stay_as_they_are_where_they_were(tile: ExpertTile) -> None:
+    assert fitted(tile, 2, H200) == tile
+
+
+@pytest.mark.parametrize("tile", EXPERT_TILES.values())
+@pytest.mark.parametrize(("number", "shared"), [(4, H200), (2, ADA), (4, ADA)])
+def test_tiles_are_made_to_fit_wider_numbers_and_smaller_devices(
+    tile: ExpertTile, number: int, shared: int
+) -> None:
+    found = fitted(tile, number, shared)
+    columns = max(2 * found.up, found.down)
+    assert found.stages * found.depth * (found.rows + columns) * number <= shared
+    assert found._replace(stages=tile.stages, depth=tile.depth) == tile
+    assert found.stages >= 1 and found.depth >= 32
+    assert found.depth == tile.depth or found.stages == 1

@@ -20,6 +20,7 @@ __all__ = [
     "GateTile",
     "Tile",
     "expert_tile",
+    "fitted",
     "gate_tile",
     "tile_for",
 ]
@@ -173,6 +174,9 @@ def gate_tile(rows: int) -> GateTile:
     return next(tile for most, tile in GATE_TILES.items() if rows <= most)
 
 
+SHALLOWEST = 32
+"""Least depth of a product of the matrix units."""
+
 FEW_PAIRS = 32
 """Pairs of token and expert up to which each is multiplied by itself, by element."""
 
@@ -215,3 +219,21 @@ def expert_tile(pairs: int, experts: int) -> ExpertTile:
     if pairs <= FEW_PAIRS:
         return ExpertTile(1, 2, 4, 1024, 4, 1)
     return next(tile for most, tile in EXPERT_TILES.items() if pairs <= most * experts)
+
+
+def fitted(tile: ExpertTile, number: int, shared: int) -> ExpertTile:
+    """The tile, with fewer loads in flight and then less depth until its operands fit.
+
+    `number` is the bytes of a number, `shared` those that a program may hold in shared memory. The
+    tables were measured with 2 bytes and 227 KiB, where all fit.
+    """
+    while tile.stages > 1 and _held(tile) * number > shared:
+        tile = tile._replace(stages=tile.stages - 1)
+    while tile.depth > SHALLOWEST and _held(tile) * number > shared:
+        tile = tile._replace(depth=tile.depth // 2)
+    return tile
+
+
+def _held(tile: ExpertTile) -> int:
+    """Most numbers in flight, of the gated product or of the one back."""
+    return tile.stages * tile.depth * (tile.rows + max(2 * tile.up, tile.down))

@@ -8,13 +8,15 @@ pairs are multiplied one by one, by element, in two launches; for *many* see `gr
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, check-untyped-defs=False
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
 from pegboard_platform_cuda.kernels.activations import gated
 from pegboard_platform_cuda.kernels.grouped import many
-from pegboard_platform_cuda.tiles import FEW_PAIRS, ExpertTile, expert_tile
+from pegboard_platform_cuda.tiles import FEW_PAIRS, ExpertTile, expert_tile, fitted
 
 __all__ = ["moe_experts"]
 
@@ -95,7 +97,15 @@ def moe_experts(
     gate_up, down = _dense(gate_up), _dense(down)
     work = _few if ids.numel() <= FEW_PAIRS else many
     tile = expert_tile(ids.numel(), gate_up.shape[0])
+    if tile.rows > 1 and x.is_cuda:
+        tile = fitted(tile, x.element_size(), _shared_memory(x.device))
     return work(x, gate_up, down, weights, ids, activation == "silu", tile)
+
+
+@lru_cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program may hold on this device."""
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
 def _dense(weight: torch.Tensor) -> torch.Tensor:
