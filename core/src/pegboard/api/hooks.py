@@ -18,7 +18,7 @@ run needs it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
@@ -70,7 +70,7 @@ SETTINGS_HOOK = "pegboard_settings"
 """The hook that registers nothing."""
 
 
-class Hooks:
+class Hooks(Protocol):
     """The hook specifications."""
 
     @hookspec(firstresult=True)
@@ -83,85 +83,68 @@ class Hooks:
         in the other hooks and `settings` of the object that each surface hands to the plugin's
         code, in every process. A field without a default is a key that must be given.
         """
-        return None
 
     @hookspec
     def pegboard_model_families(self, ctx: PluginContext) -> Iterable[ModelFamily]:
         """Model families: configuration reader, module builder and weight map for a set of
         architectures."""
-        return ()
 
     @hookspec
     def pegboard_model_aliases(self, ctx: PluginContext) -> Iterable[ModelAlias]:
         """Further names for architectures that a model family has."""
-        return ()
 
     @hookspec
     def pegboard_quant_formats(self, ctx: PluginContext) -> Iterable[QuantFormat]:
         """Number formats of stored weights and the methods that compute with them."""
-        return ()
 
     @hookspec
     def pegboard_checkpoint_sources(self, ctx: PluginContext) -> Iterable[CheckpointSource]:
         """Readers of checkpoint files."""
-        return ()
 
     @hookspec
     def pegboard_attention_backends(self, ctx: PluginContext) -> Iterable[AttentionBackend]:
         """Attention kernels over the paged KV cache."""
-        return ()
 
     @hookspec
     def pegboard_platforms(self, ctx: PluginContext) -> Iterable[Platform]:
         """Devices."""
-        return ()
 
     @hookspec
     def pegboard_connectors(self, ctx: PluginContext) -> Iterable[KVConnector]:
         """Ways for keys and values to come from outside and go outside."""
-        return ()
 
     @hookspec
     def pegboard_ops(self, ctx: PluginContext) -> Iterable[OpVersion]:
         """Faster versions of the named ops of `pegboard.nn`."""
-        return ()
 
     @hookspec
     def pegboard_event_publishers(self, ctx: PluginContext) -> Iterable[EventPublisher]:
         """Publishers of what becomes of the blocks of the prefix cache."""
-        return ()
 
     @hookspec
     def pegboard_schedulers(self, ctx: PluginContext) -> Iterable[SchedulerClass]:
         """Schedulers."""
-        return ()
 
     @hookspec
     def pegboard_logits_processors(self, ctx: PluginContext) -> Iterable[LogitsProcessor]:
         """Logits processors, for requests that ask for them."""
-        return ()
 
     @hookspec
     def pegboard_executors(self, ctx: PluginContext) -> Iterable[ExecutorClass]:
         """Executors."""
-        return ()
 
     @hookspec
     def pegboard_stat_loggers(self, ctx: PluginContext) -> Iterable[StatLogger]:
         """Loggers of what the engine does, step by step."""
-        return ()
 
     @hookspec
     def pegboard_tokenizers(self, ctx: PluginContext) -> Iterable[TokenizerClass]:
         """Kinds of tokenisers."""
-        return ()
 
     @hookspec
     def pegboard_endpoints(self, ctx: PluginContext) -> Iterable[Endpoint]:
         """Routes of the HTTP server."""
-        return ()
 
     @hookspec
     def pegboard_commands(self, ctx: PluginContext) -> Iterable[Command]:
         """Further sub-commands of ``pegboard``."""
-        return ()

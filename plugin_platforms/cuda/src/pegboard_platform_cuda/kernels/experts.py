@@ -105,7 +105,8 @@ def moe_experts(
 @lru_cache
 def _shared_memory(device: torch.device) -> int:
     """Bytes that a program may hold on this device."""
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    found = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    return int(found["max_shared_mem"])
 
 
 def _dense(weight: torch.Tensor) -> torch.Tensor:
