@@ -19,6 +19,7 @@ from pegboard.testing.checkpoints import ByteVocabulary
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SECONDS, MEBIBYTES = 5.0, 500
+"""Of processors, since a busy machine makes everything take long."""
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, SIZE = 32, 48, 2, 4, 2, 8
 VOCABULARY = ByteVocabulary()
 CONFIG: dict[str, Any] = {
@@ -104,9 +105,9 @@ def test_a_value_is_refused_by_name_or_works(folder: Path, key: str) -> None:
     assert outcome(folder, {}) == "works"
     before = memory()
     for value in VALUES:
-        begin = time.perf_counter()
+        begin = time.process_time()
         said = outcome(folder, {key: value}, num_gpu_blocks_override=32)
-        assert time.perf_counter() - begin < SECONDS, f"{key}={value!r}: {said}"
+        assert time.process_time() - begin < SECONDS, f"{key}={value!r}: {said}"
         assert len(said) < 1000, f"{key}={value!r}: {said}"
     assert memory() - before < MEBIBYTES
 
