@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import re
 import signal
@@ -19,30 +18,25 @@ from typing import Any
 import httpx
 import psutil
 
-__all__ = ["Served", "everything", "serve"]
-
-_ADDRESS = re.compile(r"serving .* at (http\S+?)\"?[,\s]")
-
-
-def everything() -> set[str]:
-    """What a dead engine might leave: folders of sockets, and shared memory."""
-    temporary = os.path.join(tempfile.gettempdir(), "pegboard-engine-*")
-    return {*glob.glob(temporary), *(f"/dev/shm/{name}" for name in os.listdir("/dev/shm"))}
+__all__ = ["Served", "serve"]
 
 
 class Served:
     """The process, and what tests ask it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, url: str, http: Any) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], folder: Path, url: str, http: httpx.Client
+    ) -> None:
+        """`folder` is its temporary one, with its log."""
         self.process = process
         self.pid = process.pid
         self.url = url
-        self.http: httpx.Client = http
-        self._log = log
+        self.http = http
+        self._folder = folder
         self._seen: dict[int, psutil.Process] = {}
 
     def log(self) -> str:
-        return self._log.read_text(errors="replace")
+        return (self._folder / "log").read_text(errors="replace")
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.http.get(path, **options)
@@ -68,23 +62,26 @@ class Served:
 
     def children(self) -> list[psutil.Process]:
         """All processes below this one; they are remembered."""
+        found: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            found = psutil.Process(self.pid).children(recursive=True)
+            found += psutil.Process(self.pid).children(recursive=True)
             self._seen.update((child.pid, child) for child in found)
-            return found
-        return []
+        return found
 
     def engine_pid(self) -> int:
         [engine] = self.children()
         return int(engine.pid)
 
-    def leftovers(self) -> list[int]:
+    def orphans(self) -> list[int]:
         """Processes that were below this one and still run."""
-        return [
-            pid
-            for pid, child in self._seen.items()
-            if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
-        ]
+        return [pid for pid, child in self._seen.items() if _runs(child)]
+
+    def leftovers(self) -> list[Any]:
+        """Processes, temporary files and shared memory that it left behind."""
+        pids = {str(self.pid), *map(str, self._seen)}
+        shared = [n for n in os.listdir("/dev/shm") if pids & set(re.split(r"\D+", n))]
+        files = [path for path in self._folder.iterdir() if path.name != "log"]
+        return [*self.orphans(), *files, *shared]
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -97,10 +94,17 @@ class Served:
         self.children()
         self.process.kill()
         self.process.wait()
-        for pid in self.leftovers():
+        for pid in self.orphans():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.http.close()
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _free_port() -> int:
@@ -111,14 +115,20 @@ def _free_port() -> int:
 
 def serve(model: Path, *flags: str, uds: str | None = None) -> Served:
     """Start it on a free port, with the executor that computes nothing; its log goes to a file."""
-    log = Path(tempfile.mkstemp(prefix="served-", suffix=".log")[1])
+    folder = Path(tempfile.mkdtemp(prefix="served-"))
     port = _free_port()
     words = ["serve", str(model), "--distributed-executor-backend", "null", "--platform", "null"]
     own = [] if "--port" in flags or uds else ["--port", str(port)]
     code = "import sys; from pegboard.cli import main; sys.exit(main())"
     command = [sys.executable, "-I", "-c", code, *words, *own, *flags]
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
+    with (folder / "log").open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=file,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "TMPDIR": str(folder)},
+        )
     url = f"http://127.0.0.1:{port}"
     transport = httpx.HTTPTransport(uds=uds) if uds else None
-    return Served(process, log, url, httpx.Client(base_url=url, transport=transport, timeout=30))
+    return Served(process, folder, url, httpx.Client(base_url=url, transport=transport, timeout=30))
