@@ -102,7 +102,9 @@ async def read_stream(port: int, tokens: int) -> tuple[int, int]:
             "stream_options": {"include_usage": True},
         }
     ).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n"
+    )
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head % len(body) + b"\r\n" + body)
     frames, last = 0, b""
@@ -182,7 +184,8 @@ def through(folder: Path, load: Load) -> Run:
 
 def main() -> None:
     words = [float(word) for word in sys.argv[1:]]
-    load = Load(*(int(words[0]), int(words[1])), words[2]) if len(words) == 3 else Load(256, 300, 25)
+    given = (int(words[0]), int(words[1]), words[2]) if len(words) == 3 else (256, 300, 25.0)
+    load = Load(*given)
     with tempfile.TemporaryDirectory() as folder:
         run = through(Path(folder), load)
     base = alone(load)
@@ -191,7 +194,9 @@ def main() -> None:
     print(f"front end  {run.front * micro:6.1f} us a token (goal {GOAL_US:g})")
     print(f"engine     {run.engine * micro:6.1f} us a token")
     print(f"frames     {run.tokens / run.frames:6.2f} tokens a frame")
-    print(f"wall       {run.wall:6.2f} s, the engine alone {base:.2f} s: {run.wall / base - 1:+.1%}")
+    print(
+        f"wall       {run.wall:6.2f} s, the engine alone {base:.2f} s: {run.wall / base - 1:+.1%}"
+    )
 
 
 if __name__ == "__main__":
