@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from pegboard_server_openai.faults import HttpError, fault_response
+from pegboard_server_openai.sse import DIRECT_SEND
 
 __all__ = ["Gate"]
 
@@ -34,6 +35,7 @@ class Gate:
             await _lifespan(receive, send)
         elif self.app is not None and not self.closing:
             self.running += 1
+            scope[DIRECT_SEND] = send
             try:
                 await self.app(scope, receive, send)
             finally:
