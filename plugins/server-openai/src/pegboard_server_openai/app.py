@@ -20,6 +20,7 @@ from pegboard.errors import ConfigError, DuplicateError
 from pegboard_server_openai.engine import Engine
 from pegboard_server_openai.faults import HttpError, fault_of, fault_response, json_response
 from pegboard_server_openai.guards import KeyGuard, SizeGuard
+from pegboard_server_openai.messages_errors import MessagesErrors
 from pegboard_server_openai.state import ServerState
 
 __all__ = ["AppOptions", "build_app", "collect_routes"]
@@ -45,6 +46,8 @@ class AppOptions:
     allowed_origins: tuple[str, ...] = attrs.field(default=("*",), converter=_texts)
     root_path: str = ""
     """Prefix that a proxy takes away."""
+    response_store: bool = False
+    """Responses are kept in memory, a bounded number of them."""
 
     @names.validator
     @api_keys.validator
@@ -55,7 +58,9 @@ class AppOptions:
 
 def build_app(engine: Engine, options: AppOptions) -> Any:
     """The ASGI application. Raises `DuplicateError` for a route that two plugins add."""
-    state = ServerState(engine, options.names, options.root)
+    state = ServerState(
+        engine, options.names, options.root, stores_responses=options.response_store
+    )
     routes = collect_routes(engine.board, state)
     app = FastAPI(
         title="Pegboard",
@@ -70,7 +75,7 @@ def build_app(engine: Engine, options: AppOptions) -> Any:
     public = {(method, r.path) for r in routes if r.public for method in _methods(r)}
     guarded = KeyGuard(SizeGuard(app, options.max_body_bytes), options.api_keys, public)
     return CORSMiddleware(
-        guarded,
+        MessagesErrors(guarded),
         allow_origins=options.allowed_origins,
         allow_methods=["*"],
         allow_headers=["*"],

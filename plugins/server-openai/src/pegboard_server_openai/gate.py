@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from pegboard_server_openai.faults import HttpError, fault_response
+from pegboard_server_openai.messages_errors import MessagesErrors
 
 __all__ = ["Gate"]
 
@@ -39,7 +40,7 @@ class Gate:
         fault = HttpError(503, f"the model is being loaded{share}", code="loading")
         response = fault_response(fault)
         response.headers["retry-after"] = "1"
-        await response(scope, receive, send)
+        await MessagesErrors(response)(scope, receive, send)
 
 
 async def _lifespan(receive: Any, send: Any) -> None:

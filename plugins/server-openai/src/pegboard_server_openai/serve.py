@@ -51,6 +51,10 @@ def serve(
     max_body_bytes: Annotated[int, typer.Option(help="Longest body.", min=1)] = 32 << 20,
     ssl_keyfile: Annotated[str | None, typer.Option(help="Key for TLS.")] = None,
     ssl_certfile: Annotated[str | None, typer.Option(help="Certificate for TLS.")] = None,
+    enable_response_store: Annotated[
+        bool,
+        typer.Option(help="Keep what /v1/responses answers, for GET and previous_response_id."),
+    ] = False,
     shutdown_grace: Annotated[
         float, typer.Option(help="Seconds that running requests get at the end.", min=0)
     ] = 10.0,
@@ -68,6 +72,7 @@ def serve(
         max_body_bytes=max_body_bytes,
         allowed_origins=tuple(allowed_origin or ["*"]),
         root_path=root_path,
+        response_store=enable_response_store,
     )
     gate = Gate()
     config = uvicorn.Config(

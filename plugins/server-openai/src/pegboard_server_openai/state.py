@@ -28,6 +28,8 @@ class ServerState:
     """Served names of the model; answers carry the one that was asked for."""
     root: str = ""
     """The model as the operator named it."""
+    stores_responses: bool = attrs.field(default=False, kw_only=True)
+    """``/v1/responses`` are kept."""
     created: int = attrs.field(factory=lambda: int(time.time()))
     _serial: Iterator[int] = attrs.field(factory=itertools.count, repr=False)
 
