@@ -62,11 +62,18 @@ def as_chat(
 
 
 async def ask(
-    state: ServerState, chat: ChatRequest, answer_id: str
+    state: ServerState, chat: ChatRequest, answer_id: str, *, shorten: bool = False
 ) -> tuple[Batch, SamplingParams]:
-    """Queue the request of a chat. Raises `HttpError` or `RequestError` for what is not allowed."""
+    """Queue the request of a chat; with its parameters.
+
+    `shorten`: an answer for which the context has no room may be as long as there is. Raises
+    `HttpError` or `RequestError` for what is not allowed.
+    """
     params = chat_params(chat, state.engine.get_default_sampling_params())
     prompt = await chat_prompt(state, chat)
+    room = state.engine.max_model_len - len(prompt.ids)
+    if shorten and params.max_tokens is not None and 1 <= room < params.max_tokens:
+        params = msgspec.structs.replace(params, max_tokens=room)
     if chat.cache_salt is not None:
         prompt = {"prompt_token_ids": prompt.ids, "cache_salt": chat.cache_salt}
     batch = await Batch.open(state, answer_id, [prompt], params, chat.priority)

@@ -10,7 +10,7 @@ import attrs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pegboard import CompletionOutput, RequestOutput, SamplingParams
+from pegboard import CompletionOutput, RequestOutput
 from pegboard_server_openai.asking import as_chat, ask, renamed
 from pegboard_server_openai.bodies import ChatRequest
 from pegboard_server_openai.chat import chat_prompt
@@ -63,8 +63,8 @@ class Messages:
         check_messages(body)
         own = {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences}
         with renamed(_NAMES):
-            batch, params = await ask(self._state, _chat(body, **own), name)
-        answer = _Answer(model, params)
+            batch, _ = await ask(self._state, _chat(body, **own), name, shorten=True)
+        answer = _Answer(model, body.max_tokens)
         request_id = name.partition("-")[2]
         headers = {"request-id": request_id, "x-request-id": request_id}
         if body.stream:
@@ -96,7 +96,8 @@ class _Answer:
     """Makes the answer of one body from the states of its request."""
 
     _model: str
-    _params: SamplingParams
+    _max_tokens: int
+    """What the client allows; the context may have had room for less."""
     _id: str = attrs.field(factory=lambda: f"msg_{uuid.uuid4().hex}", init=False)
 
     def whole(self, output: RequestOutput) -> Message:
@@ -148,7 +149,7 @@ class _Answer:
             why = "took longer than it may" if late else "was ended by the server's operator"
             raise HttpError(504 if late else 503, f"the request {why}")
         if item.finish_reason == "length":
-            full = len(item.token_ids) < (self._params.max_tokens or 0)
+            full = len(item.token_ids) < self._max_tokens
             return Stop("model_context_window_exceeded" if full else "max_tokens")
         if isinstance(item.stop_reason, str):
             return Stop("stop_sequence", item.stop_reason)
