@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import os
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +20,13 @@ import httpx
 import pytest
 import uvicorn
 
-from pegboard import LLM, RequestOutput, SamplingParams
+from pegboard import LLM, AsyncLLM, RequestOutput, SamplingParams
 from pegboard.errors import EngineDeadError
-from pegboard_server_openai.app import AppOptions, build_app
+from pegboard_server_openai.app import build_app
 from pegboard_server_openai.gate import Gate
+from pegboard_server_openai.options import AppOptions
+
+sys.path.append(str(Path(__file__).parent))  # for `served`, which several files use
 
 
 class ThreadStream:
@@ -59,6 +65,9 @@ class ThreadEngine:
     def __init__(self, llm: LLM, step_seconds: float = 0.0) -> None:
         self.llm = llm
         self.board = llm.board
+        self.config = llm.config
+        self.is_paused = False
+        self.silent_for = 0.0
         self.max_model_len = llm.model.max_model_len
         self.dead: Exception | None = None
         self.names: list[str] = []
@@ -84,6 +93,7 @@ class ThreadEngine:
     ) -> ThreadStream:
         await self.check_health()
         assert request_id is not None and sampling_params is not None and deadline is None
+        assert not self.is_paused, "requests are not held back here"
         self.names.append(request_id)
         stream = ThreadStream(lambda: self._drop(request_id))
         self._streams[request_id] = stream
@@ -110,6 +120,12 @@ class ThreadEngine:
         if self.dead is not None:
             raise self.dead
 
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+
     async def reset_prefix_cache(self) -> bool:
         return self.llm.reset_prefix_cache()
 
@@ -130,6 +146,9 @@ class ThreadEngine:
         self._wake.set()
         self._thread.join()
         self.llm.close()
+
+    def used_blocks(self) -> int:
+        return self.llm.engine.stats().used_blocks
 
     def die(self) -> None:
         self.dead = EngineDeadError("it was killed")
@@ -157,10 +176,39 @@ class ThreadEngine:
             stream.put(output)
 
 
+class ProcessEngine(AsyncLLM):
+    """The real one, with what tests ask."""
+
+    names: list[str]
+
+    @classmethod
+    def make(cls, folder: Path, step_seconds: float, **settings: Any) -> ProcessEngine:
+        if step_seconds:
+            settings["distributed_executor_backend"] = "null"
+            settings["plugin_config"] = {"testkit": {"null_step_ms": 1e3 * step_seconds}}
+        made = cls(str(folder), platform="null", **settings)
+        made.names = []
+        return made
+
+    async def add(
+        self, prompt: Any, sampling_params: Any = None, request_id: Any = None, **more: Any
+    ) -> Any:
+        self.names.append(request_id)
+        return await super().add(prompt, sampling_params, request_id, **more)
+
+    def used_blocks(self) -> int:
+        return int(self.client.call("stats").result(5).used_blocks)
+
+    def die(self) -> None:
+        os.kill(self.client.pid, signal.SIGKILL)
+        while not self.errored:
+            time.sleep(0.01)
+
+
 class Running:
     """A server and what tests ask it with."""
 
-    def __init__(self, engine: ThreadEngine, gate: Gate, url: str) -> None:
+    def __init__(self, engine: ThreadEngine | ProcessEngine, gate: Gate, url: str) -> None:
         self.engine = engine
         self.gate = gate
         self.url = url
@@ -178,7 +226,7 @@ class Running:
         return [line.removeprefix("data: ") for line in lines]
 
     def used_blocks(self) -> int:
-        return self.engine.llm.engine.stats().used_blocks
+        return self.engine.used_blocks()
 
     def until(self, true: Callable[[], bool]) -> None:
         end = time.monotonic() + 5
@@ -207,18 +255,27 @@ def run_app(app: Any) -> Iterator[str]:
             thread.join()
 
 
-@pytest.fixture(scope="module")
-def start() -> Iterator[Callable[..., Running]]:
-    """Starts servers: ``start(folder, **options)``; all end with the module."""
+@pytest.fixture(
+    scope="module", params=["thread", pytest.param("process", marks=pytest.mark.accept)]
+)
+def start(request: pytest.FixtureRequest) -> Iterator[Callable[..., Running]]:
+    """Starts servers: ``start(folder, **options)``; all end with the module. Their engine is one of
+    this process, and `AsyncLLM`."""
     with ExitStack() as stack:
 
         def begin(
             folder: Path, *, step_seconds: float = 0.0, app: Any = None, **settings: Any
         ) -> Running:
-            llm = LLM(str(folder), platform="null", **{"max_model_len": 256, **settings})
-            engine = ThreadEngine(llm, step_seconds)
+            settings.setdefault("max_model_len", 256)
+            engine: ThreadEngine | ProcessEngine
+            if request.param == "thread":
+                llm = LLM(str(folder), platform="null", **settings)
+                engine = ThreadEngine(llm, step_seconds)
+            else:
+                engine = ProcessEngine.make(folder, step_seconds, **settings)
             stack.callback(engine.close)
-            gate = Gate(build_app(engine, app or AppOptions(names=("tiny", "other"))))
+            options = app or AppOptions(names=("tiny", "other"), trust_request_chat_template=True)
+            gate = Gate(build_app(engine, options))
             running = Running(engine, gate, stack.enter_context(run_app(gate)))
             stack.callback(running.http.close)
             return running

@@ -15,8 +15,9 @@ from pegboard.api.endpoint import Endpoint, Route
 from pegboard.errors import DuplicateError, PluginError
 from pegboard.plugins import load_plugins
 from pegboard.testing.checkpoints import ByteVocabulary, write_scripted_model, write_tiny_model
-from pegboard_server_openai.app import AppOptions, collect_routes
+from pegboard_server_openai.app import collect_routes
 from pegboard_server_openai.gate import Gate
+from pegboard_server_openai.options import AppOptions
 
 SCRIPT = "Hello, 😀!".encode()
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
@@ -204,6 +205,8 @@ def test_operators_routes_answer(chatty: Any) -> None:
     assert chatty.http.post("/reset_prefix_cache").json() == {"reset": True}
     described = chatty.http.get("/openapi.json").json()
     assert "/v1/chat/completions" in described["paths"]
+    assert "/sleep" not in described["paths"], "only for developers"
+    assert chatty.http.post("/pause").status_code == 404
     assert "messages" in described["components"]["schemas"]["ChatRequest"]["properties"]
     reply = chatty.http.options(
         "/v1/models", headers={"Origin": "http://a", "Access-Control-Request-Method": "GET"}
@@ -266,6 +269,7 @@ def test_a_route_of_two_plugins_names_both() -> None:
     class State:
         engine = None
         names = ("x",)
+        options = AppOptions(names=names)
 
     with pytest.raises(DuplicateError) as caught:
         collect_routes(board, State())  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ def pegboard_endpoints() -> tuple[Endpoint, ...]:
         Endpoint(name="messages", routes="pegboard_server_openai.messages_routes:routes"),
         Endpoint(name="tokenize", routes="pegboard_server_openai.tokenize_routes:routes"),
         Endpoint(name="admin", routes="pegboard_server_openai.admin_routes:routes"),
+        Endpoint(name="dev", routes="pegboard_server_openai.dev_routes:routes"),
     )
 
 
@@ -28,6 +29,6 @@ def pegboard_commands() -> tuple[Command, ...]:
         Command(
             name="serve",
             help="Serve a model over HTTP, as OpenAI's API",
-            app="pegboard_server_openai.serve:serve",
+            app="pegboard_server_openai.serve:app",
         ),
     )

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-import attrs
 import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -16,51 +15,22 @@ from starlette.responses import Response
 
 from pegboard import __version__
 from pegboard.api.endpoint import EndpointContext, Handler, Route
-from pegboard.errors import ConfigError, DuplicateError
+from pegboard.errors import DuplicateError
 from pegboard_server_openai.engine import Engine
 from pegboard_server_openai.faults import HttpError, fault_of, fault_response, json_response
-from pegboard_server_openai.guards import KeyGuard, SizeGuard
+from pegboard_server_openai.guards import CrowdGuard, KeyGuard, SizeGuard
 from pegboard_server_openai.messages_errors import MessagesErrors
+from pegboard_server_openai.options import AppOptions
 from pegboard_server_openai.state import ServerState
 
-__all__ = ["AppOptions", "build_app", "collect_routes"]
+__all__ = ["build_app", "collect_routes"]
 
 _LOG = logging.getLogger("pegboard.plugin.server-openai")
 
 
-def _texts(values: Iterable[str]) -> tuple[str, ...]:
-    return tuple(values)
-
-
-@attrs.frozen(kw_only=True)
-class AppOptions:
-    """How the server answers."""
-
-    names: tuple[str, ...] = attrs.field(converter=_texts)
-    """Served names of the model, at least one."""
-    root: str = ""
-    """The model as the operator named it."""
-    api_keys: tuple[str, ...] = attrs.field(default=(), converter=_texts, repr=False)
-    """Without any, everybody is served."""
-    max_body_bytes: int = 32 << 20
-    allowed_origins: tuple[str, ...] = attrs.field(default=("*",), converter=_texts)
-    root_path: str = ""
-    """Prefix that a proxy takes away."""
-    response_store: bool = False
-    """Responses are kept in memory, a bounded number of them."""
-
-    @names.validator
-    @api_keys.validator
-    def _check(self, attribute: Any, value: tuple[str, ...]) -> None:
-        if not all(value) or (not value and attribute.name == "names"):
-            raise ConfigError(f"{attribute.name} must not be empty, nor hold an empty text")
-
-
 def build_app(engine: Engine, options: AppOptions) -> Any:
     """The ASGI application. Raises `DuplicateError` for a route that two plugins add."""
-    state = ServerState(
-        engine, options.names, options.root, stores_responses=options.response_store
-    )
+    state = ServerState(engine, options.names, options.root, options)
     routes = collect_routes(engine.board, state)
     app = FastAPI(
         title="Pegboard",
@@ -73,12 +43,16 @@ def build_app(engine: Engine, options: AppOptions) -> Any:
         _add(app, route)
     app.openapi = _described(app, routes)  # type: ignore[method-assign]
     public = {(method, r.path) for r in routes if r.public for method in _methods(r)}
-    guarded = KeyGuard(SizeGuard(app, options.max_body_bytes), options.api_keys, public)
+    inner: Any = SizeGuard(app, options.max_body_bytes)
+    if options.max_concurrent_requests is not None:
+        inner = CrowdGuard(inner, options.max_concurrent_requests)
+    guarded = KeyGuard(inner, options.api_keys, public)
     return CORSMiddleware(
         MessagesErrors(guarded),
         allow_origins=options.allowed_origins,
-        allow_methods=["*"],
-        allow_headers=["*"],
+        allow_methods=options.allowed_methods,
+        allow_headers=options.allowed_headers,
+        allow_credentials=options.allow_credentials,
         expose_headers=["x-request-id"],
     )
 

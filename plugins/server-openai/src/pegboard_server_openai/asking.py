@@ -44,6 +44,7 @@ class Extras(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
     priority: int | None = None
+    timeout: float | None = None
     cache_salt: str | None = None
     request_id: str | None = None
     chat_template: str | None = None
@@ -76,7 +77,7 @@ async def ask(
         params = msgspec.structs.replace(params, max_tokens=room)
     if chat.cache_salt is not None:
         prompt = {"prompt_token_ids": prompt.ids, "cache_salt": chat.cache_salt}
-    batch = await Batch.open(state, answer_id, [prompt], params, chat.priority)
+    batch = await Batch.open(state, answer_id, [prompt], params, chat.priority, chat.timeout)
     return batch, params
 
 

@@ -63,6 +63,9 @@ class Sampling(msgspec.Struct, kw_only=True):
     """Arguments of logits processors."""
     priority: int | None = None
     """Lower is served first."""
+    timeout: float | None = None
+    """Seconds that the request may take; then it ends with what there is and the finish reason
+    ``abort``."""
     cache_salt: str | None = None
     """Only requests with the same salt share the prefix cache."""
     request_id: str | None = None

@@ -33,7 +33,16 @@ from pegboard_server_openai.streams import Batch, Cursor, News
 
 __all__ = ["Chat", "chat_prompt"]
 
-_RESERVED = ("add_generation_prompt", "continue_final_message", "documents", "tools")
+_RESERVED = (
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "documents",
+    "messages",
+    "self",
+    "tools",
+)
+"""Names that are fields of their own, or arguments."""
 
 
 class Chat:
@@ -52,7 +61,9 @@ class Chat:
         prompt = await chat_prompt(self._state, body, documents=body.documents)
         if body.cache_salt is not None:
             prompt = {"prompt_token_ids": prompt.ids, "cache_salt": body.cache_salt}
-        batch = await Batch.open(self._state, answer_id, [prompt], params, body.priority)
+        batch = await Batch.open(
+            self._state, answer_id, [prompt], params, body.priority, body.timeout
+        )
         answer = _Answer(self._state, body, answer_id, model)
         headers = {"x-request-id": answer_id.partition("-")[2]}
         if body.stream:
@@ -68,12 +79,13 @@ async def chat_prompt(
     state: ServerState, body: ChatRequest | TokenizeRequest, **options: Any
 ) -> Any:
     """The conversation of a body, rendered and tokenised."""
+    state.check_template(body.chat_template)
     variables = body.chat_template_kwargs or {}
     for name in _RESERVED:
         if name in variables:
             raise HttpError(
                 400,
-                f"chat_template_kwargs names {name!r}, which is a field of its own",
+                f"chat_template_kwargs names {name!r}, which has a place of its own",
                 param="chat_template_kwargs",
             )
     going_on = bool(body.continue_final_message)

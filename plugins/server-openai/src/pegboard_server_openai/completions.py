@@ -37,7 +37,9 @@ class Completions:
         answer_id = self._state.answer_id("cmpl", request, body.request_id)
         prompts = _salted(_prompts(body.prompt), body.cache_salt)
         params = completion_params(body, self._state.engine.get_default_sampling_params())
-        batch = await Batch.open(self._state, answer_id, prompts, params, body.priority)
+        batch = await Batch.open(
+            self._state, answer_id, prompts, params, body.priority, body.timeout
+        )
         answer = _Answer(self._state, body, answer_id, model, params.n)
         headers = {"x-request-id": answer_id.partition("-")[2]}
         if body.stream:

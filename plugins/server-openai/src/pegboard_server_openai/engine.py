@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from pegboard import RequestOutput, SamplingParams
+from pegboard import EngineConfig, RequestOutput, SamplingParams
 from pegboard.api.tokenizer import TextTokenizer
 
 __all__ = ["Engine", "Stream"]
@@ -32,10 +32,29 @@ class Engine(Protocol):
         ...
 
     @property
+    def config(self) -> EngineConfig: ...
+
+    @property
     def max_model_len(self) -> int: ...
 
     @property
     def num_live_requests(self) -> int: ...
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the engine told anything, while it has work."""
+        ...
+
+    @property
+    def is_paused(self) -> bool: ...
+
+    def pause(self) -> None:
+        """Hold back requests that come from now on."""
+        ...
+
+    def resume(self) -> None:
+        """Let in what was held back."""
+        ...
 
     async def add(
         self,

@@ -1,4 +1,5 @@
-"""The application while there is none yet: the socket is open before the model is loaded."""
+"""What stands before the application: the socket is open before the model is loaded, and after new
+requests are taken."""
 
 from __future__ import annotations
 
@@ -20,6 +21,10 @@ class Gate:
     done: int = 0
     """Bytes that were loaded."""
     total: int = 0
+    closing: bool = False
+    """New requests are answered 503, since the server ends."""
+    running: int = 0
+    """Requests that are being answered."""
 
     def progress(self, done: int, total: int) -> None:
         """Told while the model loads, from any thread."""
@@ -28,19 +33,24 @@ class Gate:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
-        elif self.app is not None:
-            await self.app(scope, receive, send)
+        elif self.app is not None and not self.closing:
+            self.running += 1
+            try:
+                await self.app(scope, receive, send)
+            finally:
+                self.running -= 1
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1013})
         else:
-            await self._wait(scope, receive, send)
+            response = fault_response(self._why())
+            response.headers["retry-after"] = "1"
+            await MessagesErrors(response)(scope, receive, send)
 
-    async def _wait(self, scope: Any, receive: Any, send: Any) -> None:
+    def _why(self) -> HttpError:
+        if self.closing:
+            return HttpError(503, "the server is shutting down", code="shutting_down")
         share = f" ({100 * self.done // self.total} %)" if self.total else ""
-        fault = HttpError(503, f"the model is being loaded{share}", code="loading")
-        response = fault_response(fault)
-        response.headers["retry-after"] = "1"
-        await MessagesErrors(response)(scope, receive, send)
+        return HttpError(503, f"the model is being loaded{share}", code="loading")
 
 
 async def _lifespan(receive: Any, send: Any) -> None:

@@ -1,4 +1,5 @@
-"""What stands between the socket and the routes: keys and sizes. Plain ASGI, for speed."""
+"""What stands between the socket and the routes: keys, sizes and numbers. Plain ASGI, for
+speed."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from starlette.datastructures import Headers
 
 from pegboard_server_openai.faults import HttpError, fault_response
 
-__all__ = ["KeyGuard", "SizeGuard"]
+__all__ = ["CrowdGuard", "KeyGuard", "SizeGuard"]
 
 
 class KeyGuard:
@@ -88,3 +89,30 @@ class SizeGuard:
     def _fault(self) -> HttpError:
         message = f"the body has more than {self._limit} bytes"
         return HttpError(413, message, code="request_too_large")
+
+
+class CrowdGuard:
+    """Refuses work under ``/v1`` while `limit` requests of it are being answered."""
+
+    def __init__(self, app: Any, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+        self._running = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        work = scope["type"] == "http" and scope["method"] == "POST"
+        if not work or not get_route_path(scope).startswith("/v1/"):
+            await self._app(scope, receive, send)
+            return
+        if self._running >= self._limit:
+            response = fault_response(
+                HttpError(429, f"{self._limit} requests run already", code="too_many_requests")
+            )
+            response.headers["retry-after"] = "1"
+            await response(scope, receive, send)
+            return
+        self._running += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._running -= 1

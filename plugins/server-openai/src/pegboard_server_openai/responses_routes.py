@@ -19,7 +19,7 @@ __all__ = ["routes"]
 
 def routes(ctx: EndpointContext) -> Iterable[Route]:
     """Responses, and those that are kept."""
-    store = ResponseStore() if ctx.server.stores_responses else None
+    store = ResponseStore() if ctx.server.options.enable_response_store else None
     own = Responses(ctx.server, store)
     kept = _Kept(store)
     path = "/v1/responses"

@@ -13,6 +13,7 @@ import attrs
 
 from pegboard_server_openai.engine import Engine
 from pegboard_server_openai.faults import HttpError
+from pegboard_server_openai.options import AppOptions
 
 __all__ = ["ServerState"]
 
@@ -28,9 +29,10 @@ class ServerState:
     """Served names of the model; answers carry the one that was asked for."""
     root: str = ""
     """The model as the operator named it."""
-    stores_responses: bool = attrs.field(default=False, kw_only=True)
-    """``/v1/responses`` are kept."""
+    options: AppOptions = attrs.field(factory=lambda: AppOptions(names=("model",)))
     created: int = attrs.field(factory=lambda: int(time.time()))
+    live: dict[str, str] = attrs.field(factory=dict, repr=False)
+    """Answer ids by the engine ids of requests that are being answered."""
     _serial: Iterator[int] = attrs.field(factory=itertools.count, repr=False)
 
     def model_name(self, wanted: str | None) -> str:
@@ -62,3 +64,30 @@ class ServerState:
     def engine_id(self, answer_id: str) -> str:
         """A name in the engine that no other request has, also if a client uses an id twice."""
         return f"{answer_id}#{next(self._serial)}"
+
+    def deadline(self, wanted: float | None) -> float | None:
+        """Seconds that a request may take which asks for `wanted`."""
+        if wanted is not None and not 0 < wanted < float("inf"):
+            raise HttpError(
+                400, f"timeout={wanted} is not allowed: seconds, more than 0", param="timeout"
+            )
+        most = self.options.request_timeout
+        if wanted is None or most is None:
+            return most if wanted is None else wanted
+        return min(wanted, most)
+
+    def check_template(self, given: str | None) -> None:
+        """Raise `HttpError` if a request brings a template and may not."""
+        if given is not None and not self.options.trust_request_chat_template:
+            raise HttpError(
+                400,
+                "chat_template is not allowed in requests: the server runs without "
+                "--trust-request-chat-template",
+                param="chat_template",
+            )
+
+    @property
+    def silent_too_long(self) -> bool:
+        """The engine works and tells nothing for longer than a step may take."""
+        limit = self.options.step_timeout
+        return bool(limit) and self.engine.silent_for > limit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -19,8 +19,12 @@ __all__ = ["Batch", "Cursor", "News"]
 class Batch:
     """The requests of one body, a prompt each."""
 
-    def __init__(self, streams: Sequence[Stream]) -> None:
+    def __init__(
+        self, streams: Sequence[Stream], forget: Callable[[], None] = lambda: None
+    ) -> None:
+        """`forget` is called at the end."""
         self._streams = streams
+        self._forget = forget
         self.latest: dict[int, RequestOutput] = {}
         """By the prompt's place, as it is now."""
 
@@ -32,21 +36,36 @@ class Batch:
         prompts: Sequence[Any],
         params: SamplingParams,
         priority: int | None,
+        timeout: float | None = None,
     ) -> Batch:
-        """Queue all of them, or none: raises what `Engine.add` raises for the first that fails."""
+        """Queue all of them, or none: raises what `Engine.add` raises for the first that fails.
+
+        `timeout`: seconds that they may take, as the client wishes.
+        """
+        names = [state.engine_id(answer_id) for _ in prompts]
+        deadline = state.deadline(timeout)
         streams: list[Stream] = []
+
+        def forget() -> None:
+            for name in names:
+                state.live.pop(name, None)
+
+        state.live.update(dict.fromkeys(names, answer_id))
         try:
-            for prompt in prompts:
-                name = state.engine_id(answer_id)
-                streams.append(await state.engine.add(prompt, params, name, priority=priority or 0))
+            for name, prompt in zip(names, prompts, strict=True):
+                streams.append(
+                    await state.engine.add(
+                        prompt, params, name, priority=priority or 0, deadline=deadline
+                    )
+                )
         except BaseException:
-            for stream in streams:
-                stream.close()
+            cls(streams, forget).close()
             raise
-        return cls(streams)
+        return cls(streams, forget)
 
     def close(self) -> None:
         """Drop those that have not ended."""
+        self._forget()
         for stream in self._streams:
             stream.close()
 

@@ -1,0 +1,101 @@
+"""Routes for development, which are there with ``--dev`` only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pegboard.api.endpoint import EndpointContext, Handler, Route
+from pegboard_server_openai.faults import HttpError, json_response
+from pegboard_server_openai.reading import read_body
+from pegboard_server_openai.state import ServerState
+
+__all__ = ["AbortRequest", "routes"]
+
+_ASLEEP = "the executor cannot give its memory back and take it again"
+_PROFILE = "the engine's process has no profiler; attach one to it from outside, such as py-spy"
+
+
+class AbortRequest(msgspec.Struct):
+    """``POST /abort_requests``."""
+
+    request_ids: list[str] | None = None
+    """Ids of answers, or what clients gave as such; left out, all requests end."""
+
+
+def routes(ctx: EndpointContext) -> Iterable[Route]:
+    """What a developer asks, or trains a model with."""
+    state: ServerState = ctx.server
+    if not state.options.dev:
+        return ()
+    own = _Dev(state)
+    missing = [
+        Route("POST", path, _absent(what), f"Answered 501: {what}")
+        for path, what in (
+            ("/sleep", _ASLEEP),
+            ("/wake_up", _ASLEEP),
+            ("/start_profile", _PROFILE),
+            ("/stop_profile", _PROFILE),
+        )
+    ]
+    return (
+        Route("POST", "/abort_requests", own.abort, "End requests", body=AbortRequest),
+        Route("POST", "/pause", own.pause, "Hold back new requests (?mode=wait or abort)"),
+        Route("POST", "/resume", own.resume, "Let in what was held back"),
+        Route("GET", "/is_paused", own.paused, "Whether new requests are held back"),
+        Route("GET", "/is_sleeping", own.sleeping, "False: the engine cannot sleep"),
+        *missing,
+    )
+
+
+def _absent(what: str) -> Handler:
+    async def answer(_: Request) -> Response:
+        raise HttpError(501, f"this is not supported: {what}", code="not_supported")
+
+    return answer
+
+
+class _Dev:
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def abort(self, request: Request) -> Response:
+        raw = await request.body()
+        body = read_body(raw, AbortRequest) if raw else AbortRequest()
+        return json_response({"aborted": await self._abort(body.request_ids)})
+
+    async def _abort(self, wanted: list[str] | None) -> int:
+        """How many requests were ended."""
+        chosen = [
+            name
+            for name, answer in self._state.live.items()
+            if wanted is None or answer in wanted or answer.partition("-")[2] in wanted
+        ]
+        await self._state.engine.abort(chosen)
+        return len(chosen)
+
+    async def pause(self, request: Request) -> Response:
+        mode = request.query_params.get("mode", "wait")
+        if mode not in ("abort", "wait"):
+            raise HttpError(
+                400,
+                f"mode={mode!r} is not allowed: wait (what runs goes on) or abort (it ends)",
+                param="mode",
+            )
+        self._state.engine.pause()
+        if mode == "abort":
+            await self._abort(None)
+        return json_response({"is_paused": True})
+
+    async def resume(self, _: Request) -> Response:
+        self._state.engine.resume()
+        return json_response({"is_paused": False})
+
+    async def paused(self, _: Request) -> Response:
+        return json_response({"is_paused": self._state.engine.is_paused})
+
+    async def sleeping(self, _: Request) -> Response:
+        return json_response({"is_sleeping": False})

@@ -1,0 +1,155 @@
+"""Flags of ``vllm serve`` that change nothing here, have another name, or are refused: why."""
+
+from __future__ import annotations
+
+__all__ = ["IDLE", "REFUSED", "RENAMED"]
+
+IDLE = {
+    "disable-log-requests": "requests are not logged",
+    "no-enable-log-requests": "requests are not logged",
+    "disable-uvicorn-access-log": "there is no access log",
+    "disable-log-stats": "the server logs no figures by itself",
+    "enable-server-load-tracking": "/load always counts",
+    "enable-prompt-tokens-details": "cached tokens are always told",
+    "enable-request-id-headers": "X-Request-Id is always answered",
+    "enable-tokenizer-info-endpoint": "/tokenizer_info is always there",
+    "no-trust-remote-code": "code of checkpoints is never run",
+}
+"""Switches that are taken, since what they ask for is so anyway."""
+
+RENAMED = {
+    "shutdown-timeout": "shutdown-grace",
+    "tp-size": "tensor-parallel-size",
+    "tokenizer-path": "tokenizer",
+    "model-path": "model",
+}
+"""Taken under another engine's name."""
+
+_ONE_HOST = "there is no parallelism over several hosts"
+_DATA = "there is no data parallelism; start several servers behind a load balancer"
+_LORA = "there are no adapters (LoRA)"
+_TOOLS = "no plugin for tool calls is installed"
+_GRAMMAR = "no plugin for structured outputs is installed"
+_MEDIA = "models here read text"
+_POOL = "there are no embeddings and no pooling"
+_EXPERTS = "experts are not shared out over devices"
+_GRAPHS = "the platform decides which steps are recorded; --enforce-eager records none"
+_OFFLOAD = "weights and cache stay on the device; a KV connector (--kv-transfer-config) keeps more"
+_TRACES = "no tracing plugin is installed"
+_HUB = "a hub id is fetched as the hub's own client is configured"
+
+REFUSED = {
+    "additional-config": "platforms take --plugin-config",
+    "all2all-backend": _EXPERTS,
+    "allowed-local-media-path": _MEDIA,
+    "allowed-media-domains": _MEDIA,
+    "api-server-count": "one front end serves; start several servers behind a load balancer",
+    "calculate-kv-scales": "scales of the cache come with the checkpoint",
+    "chat-template-content-format": "messages are brought into the form that the template expects",
+    "code-revision": "code of checkpoints is never run",
+    "collect-detailed-traces": _TRACES,
+    "compilation-config": _GRAPHS,
+    "config-format": "the format is found out from the checkpoint",
+    "convert": _POOL,
+    "cpu-offload-gb": _OFFLOAD,
+    "cuda-graph-sizes": _GRAPHS,
+    "cudagraph-capture-sizes": _GRAPHS,
+    "data-parallel-address": _DATA,
+    "data-parallel-backend": _DATA,
+    "data-parallel-external-lb": _DATA,
+    "data-parallel-hybrid-lb": _DATA,
+    "data-parallel-rank": _DATA,
+    "data-parallel-rpc-port": _DATA,
+    "data-parallel-size": _DATA,
+    "data-parallel-size-local": _DATA,
+    "data-parallel-start-rank": _DATA,
+    "decode-context-parallel-size": "there is no context parallelism",
+    "disable-cascade-attn": "attention backends decide how shared beginnings are read",
+    "disable-custom-all-reduce": "the platform brings the communication",
+    "disable-fastapi-docs": "the description is served, behind the keys if there are any",
+    "disable-frontend-multiprocessing": "the engine always has a process of its own",
+    "disable-hybrid-kv-cache-manager": "groups of the cache are formed from what the model says",
+    "disable-sliding-window": "windows are what the model was made with",
+    "download-dir": _HUB,
+    "enable-auto-tool-choice": _TOOLS,
+    "enable-dbo": "steps are not split in two",
+    "enable-eplb": _EXPERTS,
+    "enable-expert-parallel": _EXPERTS,
+    "enable-force-include-usage": "usage is told to those who ask for it in stream_options",
+    "enable-log-outputs": "nothing of requests is logged",
+    "enable-log-requests": "nothing of requests is logged",
+    "enable-lora": _LORA,
+    "enable-prompt-embeds": "prompts are texts or token ids",
+    "enable-sleep-mode": "the executor cannot give its memory back and take it again",
+    "enable-ssl-refresh": "a new certificate needs a restart",
+    "eplb-config": _EXPERTS,
+    "exclude-tools-when-tool-choice-none": _TOOLS,
+    "fully-sharded-loras": _LORA,
+    "generation-config": "what the model's authors recommend is used; requests say otherwise",
+    "guided-decoding-backend": _GRAMMAR,
+    "h11-max-header-count": "headers are read by httptools",
+    "h11-max-incomplete-event-size": "headers are read by httptools",
+    "headless": _ONE_HOST,
+    "hf-config-path": "the configuration stands in the checkpoint",
+    "hf-overrides": "change the checkpoint's config.json",
+    "hf-token": "set HF_TOKEN; a word of a command line is seen by all users of the machine",
+    "ignore-patterns": _HUB,
+    "interleave-mm-strings": _MEDIA,
+    "io-processor-plugin": _POOL,
+    "kv-offloading-backend": _OFFLOAD,
+    "kv-offloading-size": _OFFLOAD,
+    "kv-sharing-fast-prefill": "layers that share a cache are computed as the model says",
+    "limit-mm-per-prompt": _MEDIA,
+    "log-config-file": "PEGBOARD_LOG_LEVEL sets the level; the log goes to standard error",
+    "logits-processor-pattern": "logits processors are named with --logits-processors",
+    "logprobs-mode": "log-probabilities are those before any processor",
+    "lora-dtype": _LORA,
+    "lora-modules": _LORA,
+    "master-addr": _ONE_HOST,
+    "master-port": _ONE_HOST,
+    "max-log-len": "nothing of requests is logged",
+    "max-logprobs": "up to 20 alternatives are told",
+    "max-lora-rank": _LORA,
+    "max-loras": _LORA,
+    "media-io-kwargs": _MEDIA,
+    "middleware": "a plugin adds routes through the surface endpoint",
+    "mm-encoder-tp-mode": _MEDIA,
+    "mm-processor-cache-gb": _MEDIA,
+    "mm-processor-kwargs": _MEDIA,
+    "model-impl": "families are plugins; another package's modules are not used",
+    "model-loader-extra-config": "weights are streamed from their files",
+    "nnodes": _ONE_HOST,
+    "node-rank": _ONE_HOST,
+    "otlp-traces-endpoint": _TRACES,
+    "override-generation-config": "requests say what they want",
+    "override-pooler-config": _POOL,
+    "performance-mode": "settings are given one by one",
+    "pipeline-parallel-size": "there is no pipeline parallelism",
+    "pooler-config": _POOL,
+    "prefill-context-parallel-size": "there is no context parallelism",
+    "prefix-caching-hash-algo": "blocks are named by SHA-256",
+    "pt-load-map-location": "pickled checkpoints are never opened",
+    "ray-workers-use-nsight": "there is no executor over Ray",
+    "reasoning-parser": "no plugin for reasoning parsers is installed",
+    "response-role": "answers are the assistant's",
+    "return-tokens-as-token-ids": "a field of requests has this name",
+    "runner": _POOL,
+    "safetensors-load-strategy": "weights are streamed from their files",
+    "show-hidden-metrics-for-version": "there are no hidden metrics",
+    "skip-mm-profiling": _MEDIA,
+    "speculative-config": "there is no speculative decoding",
+    "structured-outputs-config": _GRAMMAR,
+    "swap-space": _OFFLOAD,
+    "task": _POOL,
+    "tokenizer-revision": "the tokeniser is of the checkpoint's revision, or of --tokenizer",
+    "tool-call-parser": _TOOLS,
+    "tool-parser-plugin": _TOOLS,
+    "tool-server": _TOOLS,
+    "trust-remote-code": "code of checkpoints is never run; a model family is a plugin",
+    "use-tqdm-on-load": "/health tells how far loading is",
+    "uvicorn-log-level": "PEGBOARD_LOG_LEVEL sets the level",
+    "weight-transfer-config": "weights are not exchanged while the engine runs",
+    "worker-cls": "an executor is a plugin: --distributed-executor-backend",
+    "worker-extension-cls": "an executor is a plugin: --distributed-executor-backend",
+}
+"""Flags whose effect is not here."""
