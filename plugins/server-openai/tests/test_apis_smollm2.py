@@ -73,5 +73,5 @@ def test_an_answer_goes_on_from_its_beginning(server: Served) -> None:
             stop_sequences=["."],
             extra_body={"temperature": 0},
         )
-    assert found.content[0].to_dict()["text"].startswith(" Paris")
+    assert str(found.content[0].to_dict()["text"]).startswith(" Paris")
     assert found.stop_reason in ("stop_sequence", "max_tokens")

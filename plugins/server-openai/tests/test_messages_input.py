@@ -82,6 +82,7 @@ def test_an_answer_goes_on_where_the_last_message_is_its_beginning() -> None:
     assert not goes_on(messages(user("hi")))
     assert not goes_on(messages(user("hi"), assistant(text("Sure"), USE)))
     assert not goes_on(messages(user("hi"), assistant()))
+    assert not goes_on(messages(assistant({"type": "redacted_thinking", "data": "x"})))
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_text_is_answered_whole(chatty: Any) -> None:
     assert usage is not None and usage.input_tokens == PROMPT_TOKENS
     made = len(TEXT.encode()) + 1
     assert (usage.output_tokens, usage.total_tokens) == (made, PROMPT_TOKENS + made)
-    assert found.output[0].id.startswith("msg_") and found.id.startswith("resp_")
+    assert str(found.output[0].id).startswith("msg_") and found.id.startswith("resp_")
 
 
 def test_the_usage_tells_cached_tokens(tiny: Any) -> None:

@@ -38,7 +38,7 @@ def chat_messages(body: CountTokensRequest) -> list[dict[str, Any]]:
 
 def goes_on(messages: list[dict[str, Any]]) -> bool:
     """The last message is the beginning of the answer."""
-    last = messages[-1]
+    last = messages[-1] if messages else {"role": ""}
     return last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
 
 
