@@ -269,6 +269,7 @@ def test_a_route_of_two_plugins_names_both() -> None:
     class State:
         engine = None
         names = ("x",)
+        options = AppOptions(names=names)
 
     with pytest.raises(DuplicateError) as caught:
         collect_routes(board, State())  # type: ignore[arg-type]

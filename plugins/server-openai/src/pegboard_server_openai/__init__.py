@@ -14,6 +14,8 @@ def pegboard_endpoints() -> tuple[Endpoint, ...]:
     """The server's own routes, in groups."""
     return (
         Endpoint(name="openai", routes="pegboard_server_openai.openai_routes:routes"),
+        Endpoint(name="responses", routes="pegboard_server_openai.responses_routes:routes"),
+        Endpoint(name="messages", routes="pegboard_server_openai.messages_routes:routes"),
         Endpoint(name="tokenize", routes="pegboard_server_openai.tokenize_routes:routes"),
         Endpoint(name="admin", routes="pegboard_server_openai.admin_routes:routes"),
         Endpoint(name="dev", routes="pegboard_server_openai.dev_routes:routes"),

@@ -19,6 +19,7 @@ from pegboard.errors import DuplicateError
 from pegboard_server_openai.engine import Engine
 from pegboard_server_openai.faults import HttpError, fault_of, fault_response, json_response
 from pegboard_server_openai.guards import CrowdGuard, KeyGuard, SizeGuard
+from pegboard_server_openai.messages_errors import MessagesErrors
 from pegboard_server_openai.options import AppOptions
 from pegboard_server_openai.state import ServerState
 
@@ -47,7 +48,7 @@ def build_app(engine: Engine, options: AppOptions) -> Any:
         inner = CrowdGuard(inner, options.max_concurrent_requests)
     guarded = KeyGuard(inner, options.api_keys, public)
     return CORSMiddleware(
-        guarded,
+        MessagesErrors(guarded),
         allow_origins=options.allowed_origins,
         allow_methods=options.allowed_methods,
         allow_headers=options.allowed_headers,

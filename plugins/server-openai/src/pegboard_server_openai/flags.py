@@ -170,6 +170,7 @@ _SERVER = (
         ("allowed-headers", "Headers that browsers may send. Default: all.", "texts"),
         ("allow-credentials", "Browsers may send cookies.", "switch"),
         ("trust-request-chat-template", "Requests may bring chat templates.", "switch"),
+        ("enable-response-store", "Keep answers of /v1/responses for a while.", "switch"),
         ("dev", "Routes for development: /pause, /abort_requests and others.", "switch"),
     ),
     *_flags(

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from pegboard_server_openai.faults import HttpError, fault_response
+from pegboard_server_openai.messages_errors import MessagesErrors
 from pegboard_server_openai.sse import DIRECT_SEND
 
 __all__ = ["Gate"]
@@ -45,7 +46,7 @@ class Gate:
         else:
             response = fault_response(self._why())
             response.headers["retry-after"] = "1"
-            await response(scope, receive, send)
+            await MessagesErrors(response)(scope, receive, send)
 
     def _why(self) -> HttpError:
         if self.closing:

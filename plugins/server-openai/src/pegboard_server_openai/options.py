@@ -62,6 +62,8 @@ class AppOptions:
     """Prefix that a proxy takes away."""
     trust_request_chat_template: bool = False
     """Requests may bring templates of their own."""
+    enable_response_store: bool = False
+    """What ``/v1/responses`` answers is kept in memory, a bounded number of them."""
     dev: bool = False
     """The routes for development are there."""
 

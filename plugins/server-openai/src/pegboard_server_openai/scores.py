@@ -10,7 +10,7 @@ import msgspec
 from pegboard import Logprob
 from pegboard.api.tokenizer import TextTokenizer
 
-__all__ = ["ChatScores", "CompletionScores", "ScoreWriter"]
+__all__ = ["ChatScores", "CompletionScores", "ScoreWriter", "TokenScore"]
 
 Entry = Mapping[int, Logprob]
 
