@@ -117,7 +117,7 @@ class LLMEngine:
         with self._turns:
             for request_id in ids:
                 self._abort(request_id)
-            self._watch.look(self.core.stats, now=not self.core.has_work())
+            self._watch.look(self.core.stats, now=not self._outputs.live())
 
     def is_live(self, request_id: str) -> bool:
         """The request has not ended, or its end was not returned by `step` yet."""
@@ -209,7 +209,7 @@ class LLMEngine:
                 self._boxes.pop(output.request_id, None)
         if stopped:
             self.core.finish(stopped, "stop")
-        self._watch.look(self.core.stats, now=not self.core.has_work())
+        self._watch.look(self.core.stats, now=not self._outputs.live())
 
     def _abort(self, request_id: str) -> None:
         """Drop one request; whoever waits at its box is told, for another may have dropped it."""
