@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from pegboard import LLM, AsyncLLM, SamplingParams
+from pegboard import LLM, AsyncLLM, EngineConfig, SamplingParams
 from pegboard.__about__ import __version__
 from pegboard.api.scheduler import SchedulerStats
 from pegboard.api.stat_logger import StatLogger
 from pegboard.api.stat_logger_front import FrontContext, RequestAdded, RequestFacts, TokenBatch
+from pegboard.engine.open_watch import decide_observers
 from pegboard.errors import (
     EngineDeadError,
     MissingPluginError,
@@ -26,7 +27,11 @@ from pegboard.errors import (
 FAIL, SLOW = 66, [5, 6, 7]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
-SMALL: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 16}
+SMALL: dict[str, Any] = {
+    "distributed_executor_backend": "null",
+    "max_model_len": 64,
+    "num_gpu_blocks_override": 16,
+}
 
 
 class Notes:
@@ -245,6 +250,8 @@ def test_the_death_of_the_engine_ends_requests_with_an_error(serving: AsyncLLM) 
     serving.close()
     notes = notes_of(serving)
     assert [item.reason for item in notes.of("finished")] == ["error"] * 4
+    last = notes.of("scheduler")[-1]
+    assert (last.running, last.waiting, last.used_blocks) == (0, 0, 0)
     assert len(notes.of("added")) == 4 and notes.told[-1] == ("close", None)
 
 
@@ -269,11 +276,14 @@ def test_loggers_that_are_on_by_default_serve_where_nothing_else_is_said(
     assert "notes" in serving.recorders and "torn" not in serving.recorders
     assert rows["notes"] == ["stat_logger:notes"]
     opened = {item.name: item for item in figures["front"]}["pegboard_plugin_notes_opened"]
-    assert opened.value == 1 and opened.kind == "counter" and figures["engine"] == []
-    silent = AsyncLLM(**moody, stat_loggers=[])
-    silent.close()
+    assert opened.value == 1 and opened.kind == "counter"
+    assert "pegboard_plugin_notes_opened" not in {item.name for item in figures["engine"]}
     with LLM(tiny_path, **SMALL) as llm:
-        assert not silent.recorders and not llm.engine.recorders
+        assert not llm.engine.recorders
+    for given, wanted in ((None, {"notes"}), ([], set()), (["torn"], {"torn"})):
+        config = EngineConfig.from_options({**moody, "stat_loggers": given})
+        decided = decide_observers(serving.board, config, serving=True).stat_loggers or ()
+        assert {"notes", "torn"} & {*decided} == wanted, "others may be installed"
 
 
 def test_a_tracer_is_told_of_ends_with_the_headers_of_the_trace(

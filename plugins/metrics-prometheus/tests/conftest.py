@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,9 @@ SCRIPTED: dict[str, Any] = {
 }
 
 
+_COUNTED = ("_total", "_count", "_sum", "_bucket")
+
+
 class Scrape:
     """Samples by name and labels, without those that all of them have."""
 
@@ -51,9 +53,12 @@ class Scrape:
     def __call__(self, name: str, **labels: str) -> float:
         return self.samples[f"vllm:{name}", frozenset(labels.items())]
 
-    def bounds(self, name: str) -> list[str]:
-        """Of the buckets of a histogram, in order."""
-        return [dict(labels)["le"] for found, labels in self.samples if found == f"{name}_bucket"]
+    def since(self, before: Scrape) -> Scrape:
+        """What was counted after `before`; gauges stay as they are."""
+        for (name, labels), value in before.samples.items():
+            if name.endswith(_COUNTED):
+                self.samples[name, labels] -= value
+        return self
 
 
 @pytest.fixture(scope="session")
@@ -114,21 +119,34 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tiny_model(tmp_path_factory.mktemp("tiny"), seed=5))
 
 
-@pytest.fixture(params=[LLM, AsyncLLM], ids=["one process", "two processes"])
-def started(request: pytest.FixtureRequest, tiny_path: str) -> Callable[..., Any]:
-    """Starts an engine in each of the two modes: ``with started(**options) as asked``."""
-    return partial(running, request.param, tiny_path, **NULL)
+@pytest.fixture(scope="session")
+def batches(tiny_path: str) -> Iterator[Asked]:
+    with running(LLM, tiny_path, **NULL) as asked:
+        yield asked
+
+
+@pytest.fixture(scope="session")
+def serving(tiny_path: str) -> Iterator[Asked]:
+    with running(AsyncLLM, tiny_path, **NULL) as asked:
+        yield asked
+
+
+@pytest.fixture(params=["batches", "serving"], ids=["one process", "two processes"])
+def asked(request: pytest.FixtureRequest) -> Asked:
+    """An engine in each of the two modes, which other tests use too."""
+    found: Asked = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def start(tiny_path: str) -> Callable[..., Any]:
+    """``with start(LLM, **options) as asked``, for an engine of one's own."""
+    return lambda kind, **options: running(kind, tiny_path, **{**NULL, **options})
 
 
 @pytest.fixture
 def scripted(script_path: str) -> Iterator[Asked]:
     with running(LLM, script_path, **SCRIPTED) as asked:
-        yield asked
-
-
-@pytest.fixture
-def serving(tiny_path: str) -> Iterator[Asked]:
-    with running(AsyncLLM, tiny_path, **NULL) as asked:
         yield asked
 
 

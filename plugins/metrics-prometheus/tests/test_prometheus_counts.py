@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pegboard import SamplingParams
+from pegboard import LLM, AsyncLLM, SamplingParams
 from pegboard.errors import EngineDeadError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -51,12 +51,11 @@ def test_a_scripted_run_is_counted_to_the_number(scripted: Any) -> None:
     assert found("prompt_tokens_by_source_total", source="local_compute") == 6
 
 
-def test_what_is_counted_is_the_same_in_both_modes(started: Callable[..., Any]) -> None:
-    params = made(max_tokens=4, n=3, temperature=1.0, seed=1)
-    with started() as asked:
-        asked.answer([[5, 6, 7]], params)
-        asked.answer([[8, 9], [10]], made(max_tokens=5))
-        found = asked.scrape()
+def test_what_is_counted_is_the_same_in_both_modes(asked: Any) -> None:
+    before = asked.scrape()
+    asked.answer([[5, 6, 7]], made(max_tokens=4, n=3, temperature=1.0, seed=1))
+    asked.answer([[8, 9], [10]], made(max_tokens=5))
+    found = asked.scrape().since(before)
     assert found("request_success_total", finished_reason="length") == 3
     assert found("generation_tokens_total") == found("request_generation_tokens_sum") == 22
     assert found("request_max_num_generation_tokens_sum") == 14, "of n the longest counts"
@@ -73,10 +72,10 @@ def test_what_is_counted_is_the_same_in_both_modes(started: Callable[..., Any]) 
     assert states == [1, 0]
 
 
-def test_the_times_of_a_request_sum_to_the_whole(started: Callable[..., Any]) -> None:
-    with started() as asked:
-        asked.answer([[5], [6]], made(max_tokens=MADE))
-        found = asked.scrape()
+def test_the_times_of_a_request_sum_to_the_whole(asked: Any) -> None:
+    before = asked.scrape()
+    asked.answer([[5], [6]], made(max_tokens=MADE))
+    found = asked.scrape().since(before)
     sums = {name: found(f"request_{name}_time_seconds_sum") for name in PHASES}
     assert [found(f"request_{name}_time_seconds_count") for name in PHASES] == [2] * 4
     assert sums["inference"] == pytest.approx(sums["prefill"] + sums["decode"])
@@ -89,29 +88,29 @@ def test_the_times_of_a_request_sum_to_the_whole(started: Callable[..., Any]) ->
     assert each == pytest.approx(sums["decode"] / (MADE - 1), abs=1e-6)
 
 
-def test_hits_of_the_cache_are_counted_through_a_reset(started: Callable[..., Any]) -> None:
+def test_hits_of_the_cache_are_counted_through_a_reset(asked: Any) -> None:
     prompt, params = list(range(5, 38)), made(max_tokens=2)
-    with started() as asked:
-        asked.answer([prompt], params)
-        asked.answer([prompt], params)
-        found = asked.scrape()
-        assert found("prefix_cache_queries_total") == 66
-        assert found("prefix_cache_hits_total") == found("prompt_tokens_cached_total") == 32
-        assert found("prompt_tokens_by_source_total", source="local_cache_hit") == 32
-        assert found("prompt_tokens_by_source_total", source="local_compute") == 34
-        assert found("request_prefill_kv_computed_tokens_sum") == 34
-        done = asked.engine.reset_prefix_cache()
-        assert done is True or asked.run(done) is True
-        asked.answer([prompt], params)
-        found = asked.scrape()
+    before = asked.scrape()
+    asked.answer([prompt], params)
+    asked.answer([prompt], params)
+    found = asked.scrape().since(before)
+    assert found("prefix_cache_queries_total") == 66
+    assert found("prefix_cache_hits_total") == found("prompt_tokens_cached_total") == 32
+    assert found("prompt_tokens_by_source_total", source="local_cache_hit") == 32
+    assert found("prompt_tokens_by_source_total", source="local_compute") == 34
+    assert found("request_prefill_kv_computed_tokens_sum") == 34
+    done = asked.engine.reset_prefix_cache()
+    assert done is True or asked.run(done) is True
+    asked.answer([prompt], params)
+    found = asked.scrape().since(before)
     assert found("prefix_cache_queries_total") == 99
     assert found("prefix_cache_hits_total") == 32
 
 
-def test_preemptions_are_counted(started: Callable[..., Any]) -> None:
+def test_preemptions_are_counted(start: Callable[..., Any]) -> None:
     prompts = [list(range(5, 21)), list(range(30, 46))]
     room = {"num_gpu_blocks_override": 6, "max_model_len": 64, "watermark": 0.0}
-    with started(**room) as asked:
+    with start(LLM, **room) as asked:
         asked.answer(prompts, made(max_tokens=40))
         found = asked.scrape()
     total = found("num_preemptions_total")
@@ -122,7 +121,7 @@ def test_preemptions_are_counted(started: Callable[..., Any]) -> None:
 
 def test_requests_that_nobody_waits_for_are_counted_once(serving: Any) -> None:
     """Readers that leave, deadlines, and aborts by id."""
-    engine, params = serving.engine, made(max_tokens=4000)
+    engine, params, before = serving.engine, made(max_tokens=4000), serving.scrape()
 
     async def read(limit: int, **more: Any) -> None:
         stream = await engine.add([5, 6, 7], params, **more)
@@ -142,23 +141,25 @@ def test_requests_that_nobody_waits_for_are_counted_once(serving: Any) -> None:
             await asyncio.sleep(0.01)
 
     serving.run(all_of_them())
-    found = serving.scrape()
+    found = serving.scrape().since(before)
     assert found("request_success_total", finished_reason="abort") == 4
     assert found("e2e_request_latency_seconds_count") == 4
     assert found("request_generation_tokens_sum") == found("generation_tokens_total") < 16000
     assert found("num_requests_running") == 0
 
 
-def test_requests_that_end_with_the_engine_are_errors(serving: Any) -> None:
-    async def die() -> None:
-        streams = [await serving.engine.add([5, 6, 7], made(max_tokens=4000)) for _ in range(3)]
-        os.kill(serving.engine.client.pid, signal.SIGKILL)
+def test_requests_that_end_with_the_engine_are_errors(start: Callable[..., Any]) -> None:
+    async def die(engine: AsyncLLM) -> None:
+        streams = [await engine.add([5, 6, 7], made(max_tokens=4000)) for _ in range(3)]
+        os.kill(engine.client.pid, signal.SIGKILL)
         for stream in streams:
             with pytest.raises(EngineDeadError):
                 async for _ in stream:
                     pass
 
-    serving.run(die())
-    found = serving.scrape()
+    with start(AsyncLLM) as dying:
+        dying.run(die(dying.engine))
+        found = dying.scrape()
     assert found("request_success_total", finished_reason="error") == 3
     assert found("request_success_total", finished_reason="abort") == 0
+    assert found("num_requests_running") == found("kv_cache_usage_perc") == 0

@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from pegboard.api.params import SamplingParams
 from pegboard.api.scheduler import SchedulerStats
 from pegboard.api.views import EngineRequest
@@ -189,6 +191,8 @@ class Dispatcher:
             streams = list(self._streams.values())
             for stream in streams:
                 self._forget(stream.request_id, "error", text=str(error))
+            self.stats = msgspec.structs.replace(self.stats, running=0, waiting=0, used_blocks=0)
+            self._watch.scheduler(self.stats)
         self._send({stream: EngineDeadError(str(error)) for stream in streams})
 
     # Inside

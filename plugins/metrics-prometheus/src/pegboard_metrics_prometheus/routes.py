@@ -40,7 +40,6 @@ def routes(ctx: EndpointContext) -> Iterable[Route]:
 class _Metrics:
     def __init__(self, engine: Any, recorder: PrometheusRecorder | None) -> None:
         self._engine = engine
-        self._board = engine.board
         self._recorder = recorder
 
     async def answer(self, request: Request) -> Response:
@@ -62,4 +61,4 @@ class _Metrics:
                 found: Mapping[str, Sequence[MetricReading]]
                 found = await asyncio.wait_for(ask(), _PATIENCE)
                 return found
-        return {"front": self._board.metrics.readings()}
+        return {"front": self._engine.board.metrics.readings()}
