@@ -22,10 +22,11 @@ ROOMS = (
 )
 LONGEST_FUNCTION = 60
 LONGEST_CONTRACT = 160
-LONG_CONTRACTS = {"params.py"}
-"""Sampling parameters are one thing, with one check after the other."""
+LONG_CONTRACTS = {"hooks.py", "params.py"}
+"""Sampling parameters are one thing, with one check after the other; every surface has a hook."""
 IMPORT_NAMES = {
     "flash_attn": "flash-attn-4",
+    "opentelemetry": "opentelemetry-api",
     "pil": "pillow",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",

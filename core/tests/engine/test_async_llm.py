@@ -336,3 +336,15 @@ def test_requests_that_can_never_fit_are_refused_by_their_class(moody: dict[str,
         run(all_is_back(llm))
     finally:
         llm.close()
+
+
+def test_who_asks_and_does_not_wait_does_no_harm(null: AsyncLLM) -> None:
+    async def impatient() -> None:
+        for _ in range(5):
+            asked = asyncio.ensure_future(null.stats())
+            await asyncio.sleep(0)
+            asked.cancel()
+        assert (await null.stats()).running == 0
+        await null.check_health()
+
+    run(impatient())

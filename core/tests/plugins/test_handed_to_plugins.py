@@ -28,6 +28,7 @@ from pegboard.api.platform import Platform
 from pegboard.api.quant import QuantFormat
 from pegboard.api.scheduler_class import SchedulerClass
 from pegboard.api.stat_logger import StatLogger
+from pegboard.api.tracer import Tracer
 from pegboard.api.tokenizer import TokenizerClass
 from pegboard.testing.connectors import SCRIPTED_CONNECTOR
 from pegboard.testing.families import TINY_FAMILY
@@ -103,7 +104,12 @@ def pegboard_logits_processors():
 
 @hookimpl
 def pegboard_stat_loggers():
-    return [StatLogger("odd", "odd_lazy:Recorder")]
+    return [StatLogger("odd", "odd_lazy:Recorder", "odd_lazy:Front")]
+
+
+@hookimpl
+def pegboard_tracers():
+    return [Tracer("odd", "odd_lazy:Spans")]
 
 
 @hookimpl
@@ -212,13 +218,23 @@ class Recorder:
     def close(self): pass
 
 
+class Front(Recorder):
+    def __init__(self, ctx): note("stat logger, front", ctx)
+
+    added = tokens = finished = scheduler = Recorder.record
+
+
+class Spans(Front):
+    def __init__(self, ctx): note("tracer", ctx)
+
+
 def tokenizer(ctx):
     note("tokenizer", ctx)
     return LazyRef("pegboard.text.tokenizer:Tokenizer").load().from_spec(ctx.spec)
 """
 LEVELS = (
     *("attention", "checkpoint", "connector", "events", "executor", "logits", "model"),
-    *("platform", "quant", "scheduler", "stat_logger", "tokenizer"),
+    *("platform", "quant", "scheduler", "stat_logger", "tokenizer", "tracer"),
 )
 
 
@@ -246,6 +262,7 @@ def engine(tmp_path: Path, depth: int, **options: Any) -> LLM:
         distributed_executor_backend="odd",
         logits_processors=["odd"],
         stat_loggers=["odd"],
+        tracer="odd",
         tokenizer_mode="odd",
         kv_events_config={"enable_kv_cache_events": True, "publisher": "odd"},
         kv_transfer_config={
@@ -271,10 +288,10 @@ def test_every_part_gets_the_settings_and_the_metrics_of_its_plugin(
     assert set(module.seen) == {
         *("attention", "checkpoint", "config", "events", "model", "platform", "quant"),
         *("scheduler", "scheduler half", "worker half"),
-        *("executor", "logits", "stat logger", "tokenizer"),
+        *("executor", "logits", "stat logger", "stat logger, front", "tokenizer", "tracer"),
     }
-    assert [settings.depth for settings in module.seen.values()] == [4] * 14
-    assert made is not None and made.value == 11  # type: ignore[attr-defined]
+    assert [settings.depth for settings in module.seen.values()] == [4] * 16
+    assert made is not None and made.value == 13  # type: ignore[attr-defined]
     named = {f"{surface}:odd" for surface in LEVELS} - {"checkpoint:odd", "tokenizer:odd"}
     assert set(used) == {"checkpoint:hf", *named}
 

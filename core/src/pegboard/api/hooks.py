@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pegboard.api.scheduler import SchedulerClass
     from pegboard.api.stat_logger import StatLogger
     from pegboard.api.tokenizer import TokenizerClass
+    from pegboard.api.tracer import Tracer
 
 __all__ = ["HOOK_SURFACES", "SETTINGS_HOOK", "Hooks", "hookimpl", "hookspec"]
 
@@ -63,6 +64,7 @@ HOOK_SURFACES = {
     "pegboard_schedulers": "scheduler",
     "pegboard_stat_loggers": "stat_logger",
     "pegboard_tokenizers": "tokenizer",
+    "pegboard_tracers": "tracer",
 }
 """Which surface each hook registers into."""
 
@@ -135,11 +137,15 @@ class Hooks(Protocol):
 
     @hookspec
     def pegboard_stat_loggers(self, ctx: PluginContext) -> Iterable[StatLogger]:
-        """Loggers of what the engine does, step by step."""
+        """Loggers of what the engine does and of what becomes of requests."""
 
     @hookspec
     def pegboard_tokenizers(self, ctx: PluginContext) -> Iterable[TokenizerClass]:
         """Kinds of tokenisers."""
+
+    @hookspec
+    def pegboard_tracers(self, ctx: PluginContext) -> Iterable[Tracer]:
+        """Senders of a span for each request."""
 
     @hookspec
     def pegboard_endpoints(self, ctx: PluginContext) -> Iterable[Endpoint]:

@@ -30,5 +30,6 @@ API_LEVELS = MappingProxyType(
         "scheduler": 0,
         "stat_logger": 0,
         "tokenizer": 0,
+        "tracer": 0,
     }
 )

@@ -14,10 +14,18 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from threading import Lock
 
-from pegboard.api.metrics_kinds import Counter, Gauge, Histogram, Metric
+from pegboard.api.metrics_kinds import Counter, Gauge, Histogram, Metric, MetricReading
 from pegboard.errors import DuplicateError, PluginError
 
-__all__ = ["Counter", "Gauge", "Histogram", "Metric", "MetricSet", "PluginMetrics"]
+__all__ = [
+    "Counter",
+    "Gauge",
+    "Histogram",
+    "Metric",
+    "MetricReading",
+    "MetricSet",
+    "PluginMetrics",
+]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 PREFIX = "pegboard_plugin"
@@ -53,6 +61,10 @@ class MetricSet:
     def get(self, name: str) -> Metric | None:
         """The metric of this whole name."""
         return self._metrics.get(name)
+
+    def readings(self) -> list[MetricReading]:
+        """All of them as they are now, by name."""
+        return [metric.reading() for metric in self]
 
     def __iter__(self) -> Iterator[Metric]:
         """By name."""

@@ -6,15 +6,35 @@ from bisect import bisect_left
 from itertools import accumulate
 from threading import Lock
 
+import msgspec
+
 from pegboard.errors import PluginError
 
-__all__ = ["Counter", "Gauge", "Histogram", "Metric"]
+__all__ = ["Counter", "Gauge", "Histogram", "Metric", "MetricReading"]
+
+
+class MetricReading(msgspec.Struct, frozen=True):
+    """A metric as it was at one moment, which other processes can be told."""
+
+    name: str
+    kind: str
+    """``"counter"``, ``"gauge"`` or ``"histogram"``."""
+    about: str
+    plugin_id: str
+    value: float = 0.0
+    """Of a histogram the sum of what was observed."""
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram."""
+    cumulative: tuple[int, ...] = ()
+    """By bucket, how many observations are at most its bound; last, how many there are."""
 
 
 class Metric:
     """What all metrics have."""
 
     kind = ""
+    value: float = 0
+    """Of a counter or gauge."""
 
     def __init__(
         self, name: str, about: str, plugin_id: str, buckets: tuple[float, ...] = ()
@@ -26,6 +46,10 @@ class Metric:
         self.buckets = buckets
         """Upper bounds, rising, of a histogram."""
         self._lock = Lock()
+
+    def reading(self) -> MetricReading:
+        """The metric as it is now."""
+        return MetricReading(self.name, self.kind, self.about, self.plugin_id, self.value)
 
     def like(self, other: Metric) -> bool:
         """Whether both are the same declaration."""
@@ -41,7 +65,6 @@ class Counter(Metric):
     """A number that only rises."""
 
     kind = "counter"
-    value: float = 0
 
     def add(self, amount: float = 1) -> None:
         """Raises `PluginError` for a negative amount."""
@@ -55,7 +78,6 @@ class Gauge(Metric):
     """A number that rises and falls."""
 
     kind = "gauge"
-    value: float = 0
 
     def set(self, value: float) -> None:
         with self._lock:
@@ -82,6 +104,13 @@ class Histogram(Metric):
             self._counts[bisect_left(self.buckets, value)] += 1
             self.sum += value
             self.count += 1
+
+    def reading(self) -> MetricReading:
+        with self._lock:
+            counts, total = tuple(accumulate(self._counts)), self.sum
+        return MetricReading(
+            self.name, self.kind, self.about, self.plugin_id, total, self.buckets, counts
+        )
 
     def cumulative(self) -> list[int]:
         """By bucket, how many observations are at most its bound; last, how many there are."""

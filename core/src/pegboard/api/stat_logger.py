@@ -1,8 +1,12 @@
-"""Surface *stat_logger*: who is told, step by step, what the engine does.
+"""Surface *stat_logger*: who is told what the engine does, and what becomes of requests.
 
-Chosen with the engine option ``stat_loggers``, a list of names. Called by: `EngineCore`, in the
-engine process, from its one thread, after each step that had rows. Without a logger no figures are
-made.
+Chosen with the engine option ``stat_loggers``, a list of names; where none is given, an engine that
+serves (`pegboard.AsyncLLM`) has those that are on by default, a `pegboard.LLM` none. Without a
+logger no figures are made.
+
+A logger has one half or both. The engine half is called by `EngineCore`, in the engine process,
+from its one thread, after each step that had rows. The front half sees requests as users see them,
+see `pegboard.api.stat_logger_front`.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import msgspec
 
 from pegboard.api.descriptor import LazyRef, lazy_ref
 from pegboard.api.metrics import PluginMetrics
+from pegboard.errors import PluginError
 
 if TYPE_CHECKING:
     from pegboard.api.scheduler import SchedulerStats
@@ -41,7 +46,7 @@ class StepStats(msgspec.Struct, frozen=True):
 
 @attrs.frozen
 class StatLoggerContext:
-    """What a logger is opened with."""
+    """What the engine half of a logger is opened with."""
 
     model: str
     """As the user named it."""
@@ -54,7 +59,7 @@ class StatLoggerContext:
 
 
 class StatRecorder(Protocol):
-    """An open logger. Lives as long as its engine."""
+    """The engine half of an open logger. Lives as long as its engine."""
 
     def record(self, stats: StepStats) -> None:
         """Take the figures of a step; must not block. An exception is logged once; the engine goes
@@ -66,14 +71,30 @@ class StatRecorder(Protocol):
         ...
 
 
+def _optional_ref(given: LazyRef | str | None) -> LazyRef | None:
+    return None if given is None else lazy_ref(given)
+
+
 @attrs.frozen
 class StatLogger:
-    """Descriptor of a stat logger."""
+    """Descriptor of a stat logger. Raises `PluginError` if it has no half at all."""
 
     name: str
-    open: LazyRef = attrs.field(converter=lazy_ref)
-    """A callable ``(StatLoggerContext) -> StatRecorder``, called before the model is loaded. Raises
-    `ConfigError` for settings that are not allowed."""
+    open: LazyRef | None = attrs.field(default=None, converter=_optional_ref)
+    """The engine half: a callable ``(StatLoggerContext) -> StatRecorder``, called before the model
+    is loaded. Raises `ConfigError` for settings that are not allowed. None: there is none."""
+    observe: LazyRef | None = attrs.field(default=None, converter=_optional_ref)
+    """The front half: a callable ``(FrontContext) -> FrontRecorder``, called when the engine is
+    ready. None: there is none."""
+    default: bool = False
+    """On where an engine serves and `stat_loggers` is not given. Its plugin must load in the front
+    end."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.open is None and self.observe is None:
+            raise PluginError(
+                f"stat logger {self.name!r} needs open, observe or both, to be told anything"
+            )
 
     def claims(self) -> tuple[str, ...]:
         return ()

@@ -134,6 +134,11 @@ def _distinct_names(_: Any, field: attrs.Attribute[Any], value: object) -> None:
         raise _reject(field.name, value, "a list of distinct names")
 
 
+def _distinct_names_or_none(owner: Any, field: attrs.Attribute[Any], value: object) -> None:
+    if value is not None:
+        _distinct_names(owner, field, value)
+
+
 def _transfer_config(given: Any) -> KVTransferConfig | None:
     """Accept a mapping or JSON text where a connector's settings are wanted."""
     return None if given is None else KVTransferConfig.make(given)
@@ -251,10 +256,16 @@ class EngineConfig:
         default=None, validator=_text(optional=True)
     )
     """A registered executor. None: the core's own, of as many ranks as there are."""
-    stat_loggers: tuple[str, ...] = attrs.field(
-        default=(), converter=_names, validator=_distinct_names
+    stat_loggers: tuple[str, ...] | None = attrs.field(
+        default=None, converter=_names, validator=_distinct_names_or_none
     )
-    """Registered loggers that are told of each step."""
+    """Registered loggers that are told what the engine does and what becomes of requests. None:
+    those that are on by default, where an engine serves (`pegboard.AsyncLLM`), else nobody."""
+    tracer: str | None = attrs.field(default=None, validator=_text(optional=True))
+    """A registered tracer, told of each request that ended. None: the only one there is, if
+    `otlp_traces_endpoint` is given, else nobody."""
+    otlp_traces_endpoint: str | None = attrs.field(default=None, validator=_text(optional=True))
+    """Where the tracer sends spans to, a URL."""
     logits_processors: tuple[str, ...] = attrs.field(
         default=(), converter=_names, validator=_distinct_names
     )

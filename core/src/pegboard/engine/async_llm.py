@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
-import numbers
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 from weakref import WeakValueDictionary
 
 from pegboard.api.events import PublisherStats
+from pegboard.api.metrics import MetricReading
 from pegboard.api.params import SamplingParams
 from pegboard.api.scheduler import SchedulerStats
+from pegboard.api.stat_logger_front import FrontRecorder
 from pegboard.api.tokenizer import TextTokenizer
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import resolve_model
 from pegboard.config.plugin_policy import policy_of
 from pegboard.engine.dispatch import Dispatcher
 from pegboard.engine.front import Conversation, FrontEnd, build_front
-from pegboard.engine.ids import check_id, listed_ids
+from pegboard.engine.ids import check_deadline, check_id, checked_headers, listed_ids
 from pegboard.engine.inputs import Prompt, TokenisedPrompt
+from pegboard.engine.open_watch import decide_observers, engine_half, open_watch
 from pegboard.engine.output_processor import OutputProcessor
 from pegboard.engine.outputs import RequestOutput
 from pegboard.engine.process_client import ProcessClient
 from pegboard.engine.streams import Post, Stream
 from pegboard.engine.templates import read_template, template_variables
-from pegboard.errors import EngineDeadError, RequestError
+from pegboard.errors import EngineDeadError
 from pegboard.plugins import Board, load_plugins
 
 __all__ = ["AsyncLLM"]
@@ -63,10 +65,16 @@ class AsyncLLM:
 
     def _start(self, config: EngineConfig, progress: Progress | None) -> None:
         self._front = _front_end(config)
-        self.config = config
-        self.client = ProcessClient(config, self._front.board.plan, progress=progress)
-        outputs = OutputProcessor(self._front.tokenizer, config.stream_interval)
-        self._requests = Dispatcher(self.client, outputs)
+        board = self._front.board
+        self.config = config = decide_observers(board, config, serving=True)
+        self.client = ProcessClient(engine_half(board, config), board.plan, progress=progress)
+        with ExitStack() as undo:
+            undo.callback(self.client.close)
+            blocks, room = self.client.ready.blocks, self.max_model_len
+            self._watch = open_watch(board, config, num_blocks=blocks, max_model_len=room)
+            undo.pop_all()
+        outputs = OutputProcessor(self._front.tokenizer, config.stream_interval, self._watch)
+        self._requests = Dispatcher(self.client, outputs, self._watch)
         self._pool = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="pegboard-text")
         self._posts: WeakValueDictionary[asyncio.AbstractEventLoop, Post] = WeakValueDictionary()
         self._names = map(str, itertools.count())
@@ -80,19 +88,26 @@ class AsyncLLM:
         *,
         priority: int = 0,
         deadline: float | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Answer one prompt, yielding its state as it grows, and at the end.
 
         Each state is a copy of its own; a reader that is slow finds the latest one. Where the
         reader goes away, by cancellation or by closing the generator, the request is dropped within
         a step. A request that takes longer than `deadline` seconds ends with the finish reason
-        ``"abort"`` and the stop reason ``"deadline"``.
+        ``"abort"`` and the stop reason ``"deadline"``. Of `trace_headers`, ``traceparent`` and
+        ``tracestate`` say which trace it belongs to.
 
         Raises `RequestError` or `ResourceError` for what is not allowed, and `EngineDeadError` if
         there is no engine any more.
         """
         stream = await self.add(
-            prompt, sampling_params, request_id, priority=priority, deadline=deadline
+            prompt,
+            sampling_params,
+            request_id,
+            priority=priority,
+            deadline=deadline,
+            trace_headers=trace_headers,
         )
         try:
             async for output in stream:
@@ -108,12 +123,14 @@ class AsyncLLM:
         *,
         priority: int = 0,
         deadline: float | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> Stream:
         """Queue a request, as `generate` does, and return its states as an asynchronous iterator,
         whose ``close()`` drops the request."""
         if request_id is not None:
             check_id(request_id)
-        _check_deadline(deadline)
+        check_deadline(deadline)
+        headers = checked_headers(trace_headers)
         self._requests.check()
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         inputs = self._front.inputs
@@ -122,7 +139,7 @@ class AsyncLLM:
         requests = inputs.requests(str(next(self._serial)), tokens, params, priority=priority)
         name = self._free_name() if request_id is None else request_id
         stream = Stream(name, self._post(), self._requests.cancel)
-        self._requests.add(stream, tokens, params, requests)
+        self._requests.add(stream, tokens, params, requests, headers)
         if deadline is not None:
             stream.limit(deadline, self._requests.expire)
         return stream
@@ -135,6 +152,7 @@ class AsyncLLM:
         *,
         priority: int = 0,
         deadline: float | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
@@ -145,7 +163,12 @@ class AsyncLLM:
         merged = {**options, **variables}
         prompt = await self.apply_chat_template(messages, chat_template, **merged)
         async for output in self.generate(
-            prompt, sampling_params, request_id, priority=priority, deadline=deadline
+            prompt,
+            sampling_params,
+            request_id,
+            priority=priority,
+            deadline=deadline,
+            trace_headers=trace_headers,
         ):
             yield output
 
@@ -198,6 +221,17 @@ class AsyncLLM:
         found: PublisherStats = await self._call("kv_event_stats")
         return found
 
+    async def plugin_metrics(self) -> dict[str, list[MetricReading]]:
+        """What plugins count: ``"front"``, those of this process, and ``"engine"``, those of the
+        engine's. Processes of further ranks are not asked."""
+        theirs: list[MetricReading] = await self._call("metrics")
+        return {"front": self.board.metrics.readings(), "engine": theirs}
+
+    @property
+    def recorders(self) -> Mapping[str, FrontRecorder]:
+        """The front halves of its stat loggers, by name."""
+        return self._watch.recorders
+
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False if a running request still uses some."""
         return bool(await self._call("reset_prefix_cache"))
@@ -241,7 +275,12 @@ class AsyncLLM:
 
     def plugins(self) -> list[dict[str, Any]]:
         """As `LLM.plugins`."""
-        return self._front.board.report(self.client.ready.used)
+        used = dict(self.client.ready.used)
+        if self.config.stat_loggers:
+            used["stat_logger"] = list(self.config.stat_loggers)
+        if self.config.tracer is not None:
+            used["tracer"] = [self.config.tracer]
+        return self.board.report(used)
 
     async def shutdown(self, grace: float = 0.0) -> None:
         """`close` beside the event loop, so that readers get their last states."""
@@ -253,6 +292,7 @@ class AsyncLLM:
         child."""
         self._requests.drain(grace)
         self.client.close()
+        self._watch.close()
         self._pool.shutdown(wait=False)
 
     def _free_name(self) -> str:
@@ -289,13 +329,3 @@ def _front_end(config: EngineConfig) -> FrontEnd:
     board = load_plugins(policy=policy_of(config), role="front")
     with board.watched():
         return build_front(board, config, resolve_model(board, config), own_template)
-
-
-def _check_deadline(deadline: Any) -> None:
-    if deadline is None:
-        return
-    good = isinstance(deadline, numbers.Real) and not isinstance(deadline, bool)
-    if not good or not math.isfinite(deadline) or deadline <= 0:
-        raise RequestError(
-            f"deadline={deadline!r} is not allowed: seconds, above 0, or None", field="deadline"
-        )

@@ -11,6 +11,7 @@ from pegboard.api.context import ROLES, ProcessRole
 from pegboard.api.executor import Executor
 from pegboard.api.kv import KVCacheConfig
 from pegboard.api.late import LateSource
+from pegboard.api.metrics import MetricSet
 from pegboard.api.scheduler_class import SchedulerClass
 from pegboard.config.connect import require_connector
 from pegboard.config.engine import EngineConfig
@@ -25,6 +26,7 @@ from pegboard.engine.events import EventSink, open_sink
 from pegboard.engine.front import FrontEnd, build_front
 from pegboard.engine.late import late_source
 from pegboard.engine.llm_engine import LLMEngine
+from pegboard.engine.open_watch import decide_observers, open_watch
 from pegboard.engine.provenance import announce, used_names
 from pegboard.engine.stats import StatSink, open_stats
 from pegboard.engine.templates import read_template
@@ -64,6 +66,8 @@ class BuiltCore:
     core: EngineCore
     cache: KVCacheConfig
     used: Used
+    metrics: MetricSet
+    """What the plugins of this process count."""
 
 
 def build_engine(
@@ -99,10 +103,20 @@ def _build(
     progress: Callable[[int, int], Any] | None,
 ) -> BuiltEngine:
     """All of it, from the plugins of `board`."""
+    config = decide_observers(board, config, serving=False)
     model = resolve_model(board, config)
     front = build_front(board, config, model, own_template)
     made = assemble(board, config, model, progress)
-    engine = LLMEngine(made.core, front.inputs, front.tokenizer, config.stream_interval)
+    with ExitStack() as undo:
+        undo.callback(made.core.close)
+        watch = open_watch(
+            board,
+            config,
+            num_blocks=made.cache.num_blocks,
+            max_model_len=model.max_model_len,
+        )
+        undo.pop_all()
+    engine = LLMEngine(made.core, front.inputs, front.tokenizer, config.stream_interval, watch)
     return BuiltEngine(config, board, model, made.cache, engine, front, made.used)
 
 
@@ -140,7 +154,7 @@ def assemble(
         used = used_names(board, config, model, executor.facts())
         undo.pop_all()
     announce(board, model, used)
-    return BuiltCore(core, cache, used)
+    return BuiltCore(core, cache, used, board.metrics)
 
 
 def build_core(

@@ -7,12 +7,15 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from pegboard.api.params import SamplingParams
 from pegboard.api.scheduler import SchedulerStats
 from pegboard.api.views import EngineRequest
 from pegboard.engine.client import EngineClient
 from pegboard.engine.inputs import TokenisedPrompt
 from pegboard.engine.messages import Batch
+from pegboard.engine.observe import NullWatch, Watch
 from pegboard.engine.output_processor import OutputProcessor
 from pegboard.engine.streams import Post, State, Stream
 from pegboard.errors import EngineDeadError, RequestError
@@ -29,9 +32,13 @@ class Dispatcher:
     loop in one piece.
     """
 
-    def __init__(self, client: EngineClient, outputs: OutputProcessor) -> None:
+    def __init__(
+        self, client: EngineClient, outputs: OutputProcessor, watch: Watch | None = None
+    ) -> None:
+        """`watch` is the one of `outputs`."""
         self._client = client
         self._outputs = outputs
+        self._watch: Watch = watch or NullWatch()
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -72,6 +79,7 @@ class Dispatcher:
         prompt: TokenisedPrompt,
         params: SamplingParams,
         requests: Sequence[EngineRequest],
+        trace_headers: Mapping[str, str] | None = None,
     ) -> None:
         """Let a request run. Raises `RequestError` for an id in use, and as `EngineClient.add`."""
         self.check()
@@ -82,13 +90,9 @@ class Dispatcher:
                 raise RequestError(
                     f"request_id={name!r} is in use by a live request", field="request_id"
                 )
-            self._outputs.add(name, prompt, params, requests)
+            self._let_in(name, requests)  # what comes of it waits for the lock
+            self._outputs.add(name, prompt, params, requests, trace_headers)
             self._streams[name] = stream
-            try:
-                self._let_in(name, requests)
-            except BaseException:
-                self._forget(name)
-                raise
 
     def cancel(self, stream: Stream) -> None:
         """Drop the request of a stream that nobody reads any more."""
@@ -108,7 +112,7 @@ class Dispatcher:
             for name in request_ids:
                 stream, output = self._streams.get(name), self._outputs.get(name)
                 if stream is not None and output is not None:
-                    ids += self._forget(name, stop_reason)
+                    ids += self._forget(name, stop_reason=stop_reason)
                     states[stream] = output.snapshot()
         self._abort(ids)
         self._send(states)
@@ -162,6 +166,7 @@ class Dispatcher:
             ids = self._refuse(batch, states) if batch.refused else []
             if batch.stats is not None:
                 self.stats = batch.stats
+                self._watch.scheduler(batch.stats)
             if not self._streams:
                 self._changed.notify_all()
         if stopped:
@@ -177,7 +182,7 @@ class Dispatcher:
             name = self._outputs.owner(engine_id)
             if name is not None:
                 states[self._streams[name]] = problem.error()
-                ids += self._forget(name)
+                ids += self._forget(name, "error", text=problem.text)
         return ids
 
     def _bury(self, error: EngineDeadError) -> None:
@@ -185,7 +190,9 @@ class Dispatcher:
             self.dead = error
             streams = list(self._streams.values())
             for stream in streams:
-                self._forget(stream.request_id)
+                self._forget(stream.request_id, "error", text=str(error))
+            self.stats = msgspec.structs.replace(self.stats, running=0, waiting=0, used_blocks=0)
+            self._watch.scheduler(self.stats)
         self._send({stream: EngineDeadError(str(error)) for stream in streams})
 
     # Inside
@@ -196,10 +203,17 @@ class Dispatcher:
         else:
             self._client.add(requests)
 
-    def _forget(self, name: str, stop_reason: str | None = None) -> list[str]:
+    def _forget(
+        self,
+        name: str,
+        reason: str = "abort",
+        *,
+        text: str | None = None,
+        stop_reason: str | None = None,
+    ) -> list[str]:
         """With the lock held; ids that the engine may still run."""
         del self._streams[name]
-        ids = self._outputs.drop(name, "abort", stop_reason=stop_reason)
+        ids = self._outputs.drop(name, reason, text, stop_reason)
         if not self._streams:
             self._changed.notify_all()
         return [] if self._held.pop(name, None) is not None else ids

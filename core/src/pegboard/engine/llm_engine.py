@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pegboard.api.events import PublisherStats
 from pegboard.api.params import SamplingParams
 from pegboard.api.scheduler import SchedulerStats
+from pegboard.api.stat_logger_front import FrontRecorder
 from pegboard.api.tokenizer import TextTokenizer
 from pegboard.config.engine import EngineConfig
 from pegboard.engine.core import EngineCore
-from pegboard.engine.ids import check_id, listed_ids
+from pegboard.engine.ids import check_id, checked_headers, listed_ids
 from pegboard.engine.inputs import InputProcessor, Prompt, TokenisedPrompt
+from pegboard.engine.observe import NullWatch, Watch
 from pegboard.engine.output_processor import OutputProcessor
 from pegboard.engine.outputs import RequestOutput
 from pegboard.engine.turns import Turns
@@ -39,12 +41,15 @@ class LLMEngine:
         inputs: InputProcessor,
         tokenizer: TextTokenizer | None,
         stream_interval: int = 1,
+        watch: Watch | None = None,
     ) -> None:
-        """`stream_interval`: as in `EngineConfig`."""
+        """`stream_interval`: as in `EngineConfig`; `watch` is told of requests, and closed
+        here."""
+        self._watch: Watch = watch or NullWatch()
         self.core = core
         self.inputs = inputs
         self.tokenizer = tokenizer
-        self._outputs = OutputProcessor(tokenizer, stream_interval)
+        self._outputs = OutputProcessor(tokenizer, stream_interval, self._watch)
         self._serial = 0
         self._fault: BaseException | None = None
         self._closed = False
@@ -71,18 +76,21 @@ class LLMEngine:
         *,
         priority: int = 0,
         box: Mailbox | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> None:
         """Queue a request. Raises `RequestError` or `ResourceError` and then keeps nothing of it.
 
         A lower `priority` is served first; other than 0 only with
         ``scheduling_policy="priority"``. The outputs of a request with a `box` are put there,
         whoever steps, and fetched with `step_for`; those of others are returned by `step`.
+        `trace_headers` as in `pegboard.AsyncLLM.add`.
         """
         check_id(request_id)
+        headers = checked_headers(trace_headers)
         self.check_alive()
         with self._turns:
             self.check_alive()
-            self._add(request_id, prompt, params, priority)
+            self._add(request_id, prompt, params, priority, headers)
             if box is not None:
                 self._boxes[request_id] = box
 
@@ -109,6 +117,7 @@ class LLMEngine:
         with self._turns:
             for request_id in ids:
                 self._abort(request_id)
+            self._watch.look(self.core.stats, now=not self._outputs.live())
 
     def is_live(self, request_id: str) -> bool:
         """The request has not ended, or its end was not returned by `step` yet."""
@@ -117,6 +126,11 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """There are requests that have not ended, or outputs that `step` is to return."""
         return bool(self._due or self._outputs.live())
+
+    @property
+    def recorders(self) -> Mapping[str, FrontRecorder]:
+        """The front halves of its stat loggers, by name."""
+        return self._watch.recorders
 
     def stats(self) -> SchedulerStats:
         return self.core.stats()
@@ -149,6 +163,7 @@ class LLMEngine:
             if self._fault is None:
                 self.abort_request(self._outputs.live())
             self.core.close()
+            self._watch.close()
 
     def _add(
         self,
@@ -156,6 +171,7 @@ class LLMEngine:
         prompt: Prompt | TokenisedPrompt,
         params: SamplingParams,
         priority: int,
+        trace_headers: Mapping[str, str],
     ) -> None:
         if self.is_live(request_id):
             raise RequestError(
@@ -172,7 +188,7 @@ class LLMEngine:
             except Exception:
                 self.core.abort([item.request_id for item in requests[:number]])
                 raise
-        self._outputs.add(request_id, tokens, params, requests)
+        self._outputs.add(request_id, tokens, params, requests, trace_headers)
 
     def _advance(self) -> None:
         """Run one step and put what is due where it is waited for."""
@@ -193,6 +209,7 @@ class LLMEngine:
                 self._boxes.pop(output.request_id, None)
         if stopped:
             self.core.finish(stopped, "stop")
+        self._watch.look(self.core.stats, now=not self._outputs.live())
 
     def _abort(self, request_id: str) -> None:
         """Drop one request; whoever waits at its box is told, for another may have dropped it."""

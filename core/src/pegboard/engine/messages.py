@@ -13,6 +13,7 @@ import msgspec
 
 from pegboard import errors
 from pegboard.api.events import PublisherStats
+from pegboard.api.metrics_kinds import MetricReading
 from pegboard.api.scheduler import SchedulerStats
 from pegboard.api.views import EngineOutput, EngineRequest
 from pegboard.errors import EngineDeadError, PegboardError, RequestError
@@ -159,12 +160,14 @@ ANSWERS: dict[str, Any] = {
     "check": type(None),
     "facts": dict[str, Any],
     "kv_event_stats": PublisherStats,
+    "metrics": list[MetricReading],
     "reset_prefix_cache": bool,
     "settle": type(None),
     "stats": SchedulerStats,
 }
 """What may be called, with the type of the answer. ``check``: the scheduler's audit of its own
-books; ``settle``: the steps in flight are finished."""
+books; ``metrics``: what the plugins
+of the engine's process count; ``settle``: the steps in flight are finished."""
 
 _lenient = msgspec.msgpack.Encoder(enc_hook=str)
 ToEngine = Add | Abort | Finish | Call | Close

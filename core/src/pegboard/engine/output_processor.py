@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -12,6 +12,7 @@ from pegboard.api.step import PromptLogprobs, TokenLogprobs
 from pegboard.api.tokenizer import Detokenizer, TextTokenizer
 from pegboard.api.views import EngineOutput, EngineRequest
 from pegboard.engine.inputs import TokenisedPrompt
+from pegboard.engine.observe import Followed, FollowedStream, NullWatch, Watch
 from pegboard.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from pegboard.text.logprobs import LogprobDecoder
 from pegboard.text.output import TextStream
@@ -34,6 +35,7 @@ class _Sequence:
     log-probabilities."""
     delivered: int = 0
     """Tokens that were there at the last delivery."""
+    followed: FollowedStream = attrs.field(factory=FollowedStream)
 
     def due(self, interval: int) -> bool:
         """Its first tokens, `interval` new ones or its end are to be delivered now."""
@@ -53,14 +55,22 @@ class _Request:
     """By the id of the engine's request."""
     unfinished: int
     """How many of the sequences have not ended."""
+    followed: Followed
 
 
 class OutputProcessor:
     """Keeps the visible state of every live request."""
 
-    def __init__(self, tokenizer: TextTokenizer | None, stream_interval: int = 1) -> None:
+    def __init__(
+        self,
+        tokenizer: TextTokenizer | None,
+        stream_interval: int = 1,
+        watch: Watch | None = None,
+    ) -> None:
         """A sequence is delivered with its first token, then every `stream_interval` tokens, and
-        with its end. Nothing is lost in between: each delivery is the whole state."""
+        with its end. Nothing is lost in between: each delivery is the whole state. `watch` is told
+        of all of it."""
+        self._watch: Watch = watch or NullWatch()
         self._tokenizer = tokenizer
         self._interval = stream_interval
         self._decoder = LogprobDecoder(tokenizer) if tokenizer else None
@@ -74,8 +84,9 @@ class OutputProcessor:
         prompt: TokenisedPrompt,
         params: SamplingParams,
         requests: Sequence[EngineRequest],
+        trace_headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Begin to follow a request and its sequences."""
+        """Begin to follow a request and its sequences, which the engine has taken."""
         stops = StopSet(params.stop_strings)
         sequences = {item.request_id: self._sequence(item, stops) for item in requests}
         output = RequestOutput(
@@ -87,9 +98,11 @@ class OutputProcessor:
             finished=False,
             metrics=RequestMetrics(arrival_time=requests[0].arrival),
         )
-        request = _Request(output, params, sequences, len(sequences))
+        followed = Followed(output, params, requests[0].max_tokens, dict(trace_headers or {}))
+        request = _Request(output, params, sequences, len(sequences), followed)
         self._requests[request_id] = request
         self._owner.update((name, (request, found)) for name, found in sequences.items())
+        self._watch.begin(followed)
 
     def process(self, outputs: Iterable[EngineOutput]) -> tuple[list[RequestOutput], list[str]]:
         """Take a step's outputs.
@@ -99,7 +112,7 @@ class OutputProcessor:
         """
         changed: dict[str, RequestOutput] = {}
         stopped: list[str] = []
-        interval = self._interval
+        interval, watch = self._interval, self._watch
         for item in outputs:
             found = self._owner.get(item.request_id)
             if found is None:
@@ -113,12 +126,16 @@ class OutputProcessor:
             elif self._take(request, sequence, item):
                 stopped.append(item.request_id)
             completion = sequence.completion
+            if item.token_ids:
+                moment = item.time or time.monotonic()
+                watch.took(request.followed, sequence.followed, len(completion.token_ids), moment)
             if completion.finish_reason is not None:
                 request.unfinished -= 1
                 if not request.unfinished:
                     self._close(request)
             if interval == 1 or sequence.due(interval):
                 changed[request.output.request_id] = request.output
+        watch.flush()
         return list(changed.values()), stopped
 
     def drop(
@@ -139,6 +156,8 @@ class OutputProcessor:
                 sequence.completion.stop_reason = stop_reason
                 sequence.completion.error = error
         request.output.finished = True
+        self._watch.end(request.followed)
+        self._watch.flush()
         return [item for item in request.sequences if self._owner.pop(item, None)]
 
     def __contains__(self, request_id: str) -> bool:
@@ -244,6 +263,7 @@ class OutputProcessor:
     def _close(self, request: _Request) -> None:
         request.output.finished = True
         request.output.metrics.finished_time = time.time()
+        self._watch.end(request.followed)
         del self._requests[request.output.request_id]
         for item in request.sequences:
             self._owner.pop(item, None)

@@ -219,6 +219,7 @@ class EngineService:
             "check": self.core.scheduler.check,
             "facts": self.core.executor.facts,
             "kv_event_stats": self.core.kv_event_stats,
+            "metrics": built.metrics.readings,
             "reset_prefix_cache": self.core.reset_prefix_cache,
             "settle": self.core.settle,
             "stats": self.core.stats,

@@ -226,6 +226,8 @@ class ProcessClient:
 
     def _resolve(self, answer: Answer) -> None:
         name, future = self._calls.pop(answer.number)
+        if not future.set_running_or_notify_cancel():
+            return  # who asked waits no more
         if answer.problem is not None:
             future.set_exception(answer.problem.error())
         else:
@@ -246,7 +248,8 @@ class ProcessClient:
         self._working = False
         while self._calls:
             _, (_, future) = self._calls.popitem()
-            future.set_exception(EngineDeadError(str(self._dead)))
+            if future.set_running_or_notify_cancel():
+                future.set_exception(EngineDeadError(str(self._dead)))
         if not self._closed:
             self._on_death(self._dead)
 

@@ -38,7 +38,8 @@ def used_names(
         "platform": (facts["platform"],),
         "quant": _formats(board, config, model),
         "scheduler": (config.scheduler_cls or OWN_SCHEDULER,),
-        "stat_logger": config.stat_loggers,
+        "stat_logger": config.stat_loggers or (),
+        "tracer": (config.tracer,),
     }
     unique = {
         surface: tuple(dict.fromkeys(filter(None, names))) for surface, names in found.items()

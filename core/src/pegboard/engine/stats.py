@@ -78,16 +78,19 @@ class RecorderSink:
 
 
 def open_stats(board: Board, config: EngineConfig) -> StatSink:
-    """The loggers of ``config.stat_loggers``, opened.
+    """The engine halves of the loggers of ``config.stat_loggers``, opened.
 
     Raises `MissingPluginError` for a name that nobody registered, and what opening raises; those
     that are open are closed then.
     """
-    wanted = f"stat_loggers={list(config.stat_loggers)!r}"
+    names = config.stat_loggers or ()
+    wanted = f"stat_loggers={list(names)!r}"
     recorders: list[tuple[str, StatRecorder]] = []
     with ExitStack() as undo:
-        for name in config.stat_loggers:
+        for name in names:
             found: StatLogger = board.require("stat_logger", name, wanted_by=wanted)
+            if found.open is None:
+                continue
             recorder = found.open.load()(
                 StatLoggerContext(config.model, **board.handed("stat_logger", found.name))
             )

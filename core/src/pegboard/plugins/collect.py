@@ -49,6 +49,7 @@ DESCRIPTOR_TYPES = MappingProxyType(
         "scheduler": "pegboard.api.scheduler_class:SchedulerClass",
         "stat_logger": "pegboard.api.stat_logger:StatLogger",
         "tokenizer": "pegboard.api.tokenizer:TokenizerClass",
+        "tracer": "pegboard.api.tracer:Tracer",
     }
 )
 """What the hook of each surface must return, imported only when a hook returned something."""

@@ -54,6 +54,7 @@ SURFACES = MappingProxyType(
         "scheduler": _Sort("A scheduler"),
         "stat_logger": _Sort("A stat logger"),
         "tokenizer": _Sort("A tokeniser"),
+        "tracer": _Sort("A tracer"),
     }
 )
 """Surfaces that there is a template for."""
