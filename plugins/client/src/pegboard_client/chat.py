@@ -29,9 +29,7 @@ ModelArgument = Annotated[
     typer.Argument(help="A model to load; with --url, the name of one that is served."),
 ]
 MaxTokensOption = Annotated[int | None, typer.Option(help="Most tokens of an answer.")]
-TemperatureOption = Annotated[
-    float | None, typer.Option(help="0 is greedy. Default: the model's.")
-]
+TemperatureOption = Annotated[float | None, typer.Option(help="0 is greedy. Default: the model's.")]
 TopPOption = Annotated[float | None, typer.Option(help="Default: the model's.")]
 TopKOption = Annotated[int | None, typer.Option(help="Default: the model's.")]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of the draws.")]

@@ -15,6 +15,11 @@ class Events:
     def __init__(self) -> None:
         self._rest = b""
 
+    @property
+    def rest(self) -> bytes:
+        """What has come of an event that is not complete, or of an answer without events."""
+        return self._rest
+
     def feed(self, data: bytes) -> list[bytes]:
         """The data of the events that `data` completes, in order."""
         text = self._rest + data if self._rest else data

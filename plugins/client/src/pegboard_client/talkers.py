@@ -33,8 +33,10 @@ class Piece(NamedTuple):
 class Talker(Protocol):
     """Answers; where the reader closes the generator early, the request is dropped."""
 
-    name: str
-    """Of the model."""
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        ...
 
     def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]:
         """Raises `PegboardError` for what cannot be answered."""
