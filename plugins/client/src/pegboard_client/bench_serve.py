@@ -216,13 +216,16 @@ async def _measure(plan: Plan) -> tuple[dict[str, Any], Outcome]:
 
 async def _when_ready(client: httpx.AsyncClient, plan: Plan) -> str:
     """The model's name, when the server is there. Raises `ServerError` if it does not come."""
-    end = time.monotonic() + plan.ready_seconds
+    end, told = time.monotonic() + plan.ready_seconds, False
     while True:
         try:
             return await choose_model(client, plan.server, plan.model)
         except ServerError as error:
-            if error.status not in (0, 503) or time.monotonic() > end:
+            if error.status not in (0, 503) or time.monotonic() >= end:
                 raise
+            if not told:
+                print(f"waiting for the server: {error}", file=sys.stderr, flush=True)
+                told = True
         await asyncio.sleep(0.5)
 
 

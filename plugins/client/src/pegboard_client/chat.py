@@ -24,6 +24,8 @@ from pegboard_client.talkers import Talker, local_talker, remote_talker
 
 __all__ = ["chat", "complete"]
 
+EXIT_INTERRUPTED = 130
+
 ModelArgument = Annotated[
     str | None,
     typer.Argument(help="A model to load; with --url, the name of one that is served."),
@@ -116,7 +118,7 @@ def _talker(
 def _talk(
     source: AbstractAsyncContextManager[Talker], talk: Conversation | None, quick: str | None
 ) -> int:
-    """The exit code: 1 if a question got no answer where nobody saw that."""
+    """The exit code: 1 if a question got no answer, unless a person at a terminal saw that."""
     loop = asyncio.new_event_loop()
     try:
         reader = Reader()
@@ -130,5 +132,8 @@ def _talk(
         finally:
             loop.run_until_complete(source.__aexit__(None, None, None))
         return 1 if repl.failed and not (reader.interactive and quick is None) else 0
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()

@@ -24,25 +24,32 @@ class Reader:
             _edit_lines()
 
     def read(self) -> str | None:
-        """The next text that is not empty; None at the end, which an interrupt is too that follows
-        another at once. Raises `ConfigError` for what is no text."""
-        interrupted = False
+        """The next text that is not empty; None at the end, which is also where a
+        second interrupt comes on a terminal. Raises `ConfigError` for what is no text."""
+        try:
+            return self._read_again() if self.interactive else self._next()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"standard input is no text: {error}") from error
+
+    def _read_again(self) -> str | None:
+        try:
+            try:
+                return self._next()
+            except KeyboardInterrupt:
+                print("\n(Ctrl-C again, Ctrl-D or /quit leaves)", flush=True)
+                return self._next()
+        except KeyboardInterrupt:  # the second, also where it comes before the prompt is back
+            print(flush=True)
+            return None
+
+    def _next(self) -> str | None:
         while True:
             try:
                 text = self._text()
             except EOFError:
-                self._say("")
+                if self.interactive:
+                    print(flush=True)
                 return None
-            except KeyboardInterrupt:
-                if interrupted or not self.interactive:
-                    self._say("")
-                    return None
-                interrupted = True
-                self._say("\n(Ctrl-C again, Ctrl-D or /quit leaves)")
-                continue
-            except UnicodeDecodeError as error:
-                raise ConfigError(f"standard input is no text: {error}") from error
-            interrupted = False
             if text.strip():
                 return text
 
@@ -69,10 +76,6 @@ class Reader:
 
     def _line(self, prompt: str) -> str:
         return self._ask(prompt if self.interactive else "")
-
-    def _say(self, text: str) -> None:
-        if self.interactive:
-            print(text, flush=True)
 
 
 def _edit_lines() -> None:

@@ -139,9 +139,11 @@ def _first_turns(item: Any) -> Iterator[tuple[str, str]]:
     turns = item.get("conversations") if isinstance(item, Mapping) else None
     if not isinstance(turns, list) or len(turns) < 2:
         return
-    texts = [turn.get("value") for turn in turns[:2] if isinstance(turn, Mapping)]
-    if len(texts) == 2 and all(isinstance(text, str) and text for text in texts):
-        yield texts[0], texts[1]
+    question, answer = (
+        turn.get("value") if isinstance(turn, Mapping) else "" for turn in turns[:2]
+    )
+    if isinstance(question, str) and isinstance(answer, str) and question and answer:
+        yield question, answer
 
 
 async def _custom(recipe: Recipe, tokens: Tokens) -> list[Sample]:

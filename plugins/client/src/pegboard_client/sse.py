@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 __all__ = ["DONE", "Choice", "Delta", "Events", "Frame", "Usage", "read_frame"]
@@ -74,7 +76,8 @@ class Frame(msgspec.Struct, gc=False):
 
     choices: list[Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
+    """Instead of a chunk: why the answer breaks off."""
 
     @property
     def bears_token(self) -> bool:

@@ -69,13 +69,12 @@ class RemoteTalker:
 
     async def _pieces(self, reply: httpx.Response) -> AsyncGenerator[Piece, None]:
         events, ended = Events(), False
-        async for data in reply.aiter_bytes():
-            for event in events.feed(data):
-                if event == DONE:
-                    return
-                for choice in self._frame(event).choices:
-                    ended = ended or choice.finish_reason is not None
-                    yield Piece(choice.shown, choice.finish_reason)
+        async with aclosing(reply.aiter_bytes()) as parts:  # type: ignore[type-var]
+            async for data in parts:
+                for event in events.feed(data):
+                    ended = ended or event == DONE
+                    for choice in () if event == DONE else self._frame(event).choices:
+                        yield Piece(choice.shown, choice.finish_reason)
         if not ended:
             raise ServerError(f"{self.server.base} broke its answer off")
 
