@@ -1,4 +1,4 @@
-"""``pegboard bench``: measure an engine in this process."""
+"""``pegboard bench latency``: measure an engine in this process."""
 
 from __future__ import annotations
 
@@ -31,15 +31,7 @@ from pegboard.errors import ConfigError
 if TYPE_CHECKING:
     from pegboard.engine.llm import LLM
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-
-@app.callback()
-def bench() -> None:
-    """Measure speed."""
-
-
-@app.command()
 def latency(
     model: Annotated[str, typer.Argument(help="A GGUF file, a checkpoint directory or a hub id.")],
     batch_size: Annotated[int, typer.Option(help="Requests sent at once.")] = 1,

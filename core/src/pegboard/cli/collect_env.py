@@ -5,7 +5,6 @@ Values of variables that may hold a secret are not shown.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
 import os
@@ -17,6 +16,7 @@ from typing import Any
 
 from pegboard.__about__ import __version__
 from pegboard.cli.dispatch import ArgvCommand
+from pegboard.cli.parser import Parser
 from pegboard.errors import PegboardError
 from pegboard.plugins import VARIABLE, Board, LoadPolicy, build_board
 
@@ -34,7 +34,7 @@ _MASK = "***"
 
 
 def _main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="pegboard collect-env",
         description="Print what a bug report should have: versions, platforms, plugins, variables.",
     )
@@ -45,7 +45,7 @@ def _main(words: Sequence[str]) -> int:
         help=f"a second allowlist beside {VARIABLE}, of the same form",
     )
     try:
-        options = parser.parse_args(words)
+        options = parser.parse(words)
     except SystemExit as done:
         return int(done.code or 0)
     found = collect(build_board(policy=LoadPolicy(only=options.no_plugins_except)), os.environ)

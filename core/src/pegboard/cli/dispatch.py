@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pegboard.api.command import Command
     from pegboard.plugins import Board
 
-__all__ = ["TRACEBACK_VARIABLE", "ArgvCommand", "invoke", "run"]
+__all__ = ["TRACEBACK_VARIABLE", "ArgvCommand", "invoke", "run", "run_group"]
 
 TRACEBACK_VARIABLE = "PEGBOARD_TRACEBACK"
 
@@ -86,25 +86,60 @@ def _dispatch(words: list[str]) -> int:
         print(f"pegboard {__version__}")
         return EXIT_OK
     if words[0].startswith("-"):
+        raise _unknown_option(words[0])
+    return _run_command(words)
+
+
+def _run_command(words: list[str]) -> int:
+    """Run what the first word names, or the first two. The core's own commands are found without
+    looking at any plugin."""
+    pairs = [(" ".join(words[:count]), words[count:]) for count in (2, 1) if len(words) >= count]
+    for name, rest in pairs:
+        app = _core_app(name)
+        if app is not None:
+            return invoke(app, name, rest)
+    board = _command_board()
+    for name, rest in pairs:
+        command: Command | None = board.registry("command").get(name)
+        if command is not None:
+            return invoke(command.app.load(), name, rest)
+    if any(name.startswith(f"{words[0]} ") for name in board.registry("command").names()):
+        return run_group(words[0], words[1:], board)
+    raise _unknown(words[0], board)
+
+
+def run_group(group: str, words: Sequence[str], board: Board | None = None) -> int:
+    """Run ``pegboard <group> <words>``, where no command of two words was found in the core.
+
+    A command whose name is two words belongs to the group that the first word names. Without a
+    further word, or asked for help, the group lists its commands from their descriptors, so that
+    none of them is imported. Raises `ConfigError` for a word that no command of the group has.
+    """
+    board = board or _command_board()
+    if not words or words[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_group_help(group, board))
+        return EXIT_OK
+    if words[0].startswith("-"):
         raise ConfigError(
-            f"there is no option {words[0]!r} before the command; see 'pegboard --help'"
+            f"there is no option {words[0]!r} before the command; see 'pegboard {group} --help'"
         )
-    return invoke(_load(words[0]), words[0], words[1:])
+    name = f"{group} {words[0]}"
+    command: Command | None = board.registry("command").get(name)
+    if command is None:
+        raise _unknown(name, board, prefix=f"{group} ")
+    return invoke(command.app.load(), name, list(words[1:]))
 
 
-def _load(name: str) -> Any:
-    """The application of a command. The core's own are found without looking at any plugin."""
-    from pegboard.api.descriptor import LazyRef
+def _core_app(name: str) -> Any:
+    """The application of a command of the core, None if it has none of this name."""
     from pegboard.cli.table import COMMANDS
 
     for entry in COMMANDS:
         if entry.name == name:
+            from pegboard.api.descriptor import LazyRef
+
             return LazyRef(entry.target).load()
-    board = _command_board()
-    command: Command | None = board.registry("command").get(name)
-    if command is None:
-        raise ConfigError(_unknown(name, board))
-    return command.app.load()
+    return None
 
 
 def invoke(app: Any, name: str, words: list[str]) -> int:
@@ -121,7 +156,8 @@ def invoke(app: Any, name: str, words: list[str]) -> int:
             raise PluginError(
                 f"command {name!r} refers to {type(app).__name__}, not a typer.Typer or a function"
             )
-        function, app = app, typer.Typer(add_completion=False)
+        plain: Any = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
+        function, app = app, typer.Typer(add_completion=False, **plain)
         app.command()(function)
     try:
         # The click command itself: Typer's own call would replace sys.excepthook.
@@ -149,23 +185,48 @@ def _command_board() -> Board:
 
 def _help_text() -> str:
     board = _command_board()
-    commands = sorted(board.registry("command"), key=lambda command: command.name)
-    width = max(len(command.name) for command in commands)
-    lines = [f"  {command.name:<{width}}  {command.help}" for command in commands]
-    text = "\n".join([_USAGE, "Commands:", *lines, ""])
+    rows = [(command.name, command.help) for command in board.registry("command")]
+    text = f"{_USAGE}\nCommands:\n{_listed(rows)}"
     broken = [record.id for record in board.plugins if record.state in ("failed", "incompatible")]
     if broken:
         text += f"\nPlugins that did not load: {', '.join(broken)}; see 'pegboard plugins list'\n"
     return text
 
 
-def _unknown(name: str, board: Board) -> str:
+def _group_help(group: str, board: Board) -> str:
+    commands, prefix = list(board.registry("command")), f"{group} "
+    about = "".join(f"{command.help}.\n\n" for command in commands if command.name == group)
+    rows = [(c.name[len(prefix) :], c.help) for c in commands if c.name.startswith(prefix)]
+    return (
+        f"Usage: pegboard {group} COMMAND [ARGS]...\n\n{about}Commands:\n{_listed(rows)}\n"
+        f"'pegboard {group} COMMAND --help' shows a command's own options.\n"
+    )
+
+
+def _listed(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and what they do, sorted, one a line."""
+    width = max(len(name) for name, _ in rows)
+    return "".join(f"  {name:<{width}}  {about}\n" for name, about in sorted(rows))
+
+
+def _unknown_option(word: str) -> ConfigError:
     from pegboard.plugins.nearest import nearest
 
-    names = sorted(board.registry("command").names())
-    near = nearest(name, names)
-    hint = f"; did you mean {near!r}?" if near else f"; commands are {', '.join(names)}"
+    near = nearest(word.partition("=")[0], ("--help", "--version"))
+    hint = f"; did you mean {near!r}?" if near else "; see 'pegboard --help'"
+    return ConfigError(f"there is no option {word!r} before the command{hint}")
+
+
+def _unknown(name: str, board: Board, prefix: str = "") -> PegboardError:
+    """The error for a command that there is not, among those that begin with `prefix`."""
+    from pegboard.plugins.nearest import nearest
+
+    if board.offered("command", name):
+        return board.absence("command", name, wanted_by=f"pegboard {name}")
+    names = sorted(n for n in board.registry("command").names() if n.startswith(prefix))
+    near = nearest(name[len(prefix) :], (n[len(prefix) :] for n in names))
+    hint = f"; did you mean '{prefix}{near}'?" if near else f"; commands are {', '.join(names)}"
     missing = [record for record in board.plugins if record.state != "ready"]
     if missing and not near:
         hint += f" (not loaded: {', '.join(f'{r.id} ({r.state})' for r in missing)})"
-    return f"there is no command {name!r}{hint}"
+    return ConfigError(f"there is no command {name!r}{hint}")

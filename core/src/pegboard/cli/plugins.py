@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from pegboard.cli.dispatch import ArgvCommand, invoke
+from pegboard.cli.parser import Parser
 from pegboard.plugins import VARIABLE, Board, LoadPolicy, PluginRecord, build_board
 
 __all__ = ["COMMANDS", "app"]
@@ -33,18 +33,13 @@ NEW = "plugins new"
 
 
 def _main(words: Sequence[str]) -> int:
-    # A fixed width: to find the terminal's, argparse would import shutil, even without --help.
-    layout = partial(argparse.HelpFormatter, width=100)
-    parser = argparse.ArgumentParser(
-        prog="pegboard plugins",
-        description="Inspect, check and lock the installed plugins.",
-        formatter_class=layout,
+    parser = Parser(
+        prog="pegboard plugins", description="Inspect, check and lock the installed plugins."
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_commands()
     for name, about in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=about, description=f"{about[0].upper()}{about[1:]}.", formatter_class=layout
-        )
+        description = f"{about[0].upper()}{about[1:]}."
+        command = commands.add_parser(name, help=about, description=description)
         if name in ("list", "doctor"):
             command.add_argument("--json", action="store_true", help="print one JSON object")
         else:
@@ -60,7 +55,7 @@ def _main(words: Sequence[str]) -> int:
     if words[:1] == ["new"]:
         return _write_new(words[1:])
     try:
-        options = parser.parse_args(words)
+        options = parser.parse(words)
     except SystemExit as done:
         return int(done.code or 0)
     policy = LoadPolicy(only=options.no_plugins_except)

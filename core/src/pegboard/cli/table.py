@@ -8,7 +8,8 @@ __all__ = ["COMMANDS", "CommandEntry"]
 
 
 class CommandEntry(NamedTuple):
-    """One sub-command; `target` is ``"module:attribute"`` as in `pegboard.api.command.Command`."""
+    """One sub-command, its name one word or two; `target` is ``"module:attribute"`` as in
+    `pegboard.api.command.Command`."""
 
     name: str
     help: str
@@ -16,7 +17,10 @@ class CommandEntry(NamedTuple):
 
 
 COMMANDS = (
-    CommandEntry("bench", "Measure latency and throughput of a model", "pegboard.cli.bench:app"),
+    CommandEntry("bench", "Measure the speed of a model or a server", "pegboard.cli.groups:bench"),
+    CommandEntry(
+        "bench latency", "Time a batch that is sent at once", "pegboard.cli.bench:latency"
+    ),
     CommandEntry(
         "collect-env",
         "Print what a bug report should have",

@@ -103,6 +103,10 @@ class Board:
         )
         return MissingPluginError(f"{what}, wanted by {wanted_by}. {why}")
 
+    def offered(self, surface: str, key: str) -> bool:
+        """Whether a distribution of this release provides `key`, installed or not."""
+        return any(listed.offers(surface, key) for listed in self._first_party())
+
     def left_out(self, surface: str) -> str:
         """Sentences on installed plugins of this surface that did not load, e.g. because of the
         allowlist; empty if there are none."""
