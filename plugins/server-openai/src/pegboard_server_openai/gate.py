@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse, Response
 
 from pegboard_server_openai.faults import HttpError, fault_response
 
@@ -37,9 +39,25 @@ class Gate:
     async def _wait(self, scope: Any, receive: Any, send: Any) -> None:
         share = f" ({100 * self.done // self.total} %)" if self.total else ""
         fault = HttpError(503, f"the model is being loaded{share}", code="loading")
-        response = fault_response(fault)
+        if "text/html" in Headers(scope=scope).get("accept", ""):
+            response = self._page(str(fault))
+        else:
+            response = fault_response(fault)
         response.headers["retry-after"] = "1"
         await response(scope, receive, send)
+
+    def _page(self, message: str) -> Response:
+        """For people, whose browser asks again by itself."""
+        value = f' value="{self.done}"' if self.total else ""
+        text = (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width">'
+            '<meta name="color-scheme" content="light dark"><title>Pegboard</title></head>'
+            f'<body><p>{message}</p><progress max="{self.total or 1}"{value}></progress></body>'
+            "</html>"
+        )
+        headers = {"refresh": "1", "content-security-policy": "default-src 'none'"}
+        return HTMLResponse(text, 503, headers)
 
 
 async def _lifespan(receive: Any, send: Any) -> None:
