@@ -13,6 +13,7 @@ import { Store, asMarkdown, fileName } from "./store.js";
 import { Thread, factsOf } from "./thread.js";
 
 const SAVE_EVERY = 1000;
+const KEYS_HINT = matchMedia("(hover: hover)").matches ? "Enter sends, Shift+Enter begins a new line" : "";
 const THEMES = { auto: "as the system", light: "light", dark: "dark" };
 
 class App {
@@ -263,7 +264,7 @@ class App {
 
   drawLive(message) {
     const { stats = {} } = message;
-    byId("live").textContent = message.running ? factsOf(message) : "Enter sends, Shift+Enter begins a new line";
+    byId("live").textContent = message.running ? factsOf(message) : KEYS_HINT;
     const { limit } = this.connection;
     byId("context").hidden = !limit || !stats.total;
     if (limit && stats.total) {

@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const ADDRESS = /^(?:https?:\/\/|mailto:)[^\s<>]+$/i;
-const BARE = /https?:\/\/[^\s<>"`]+/iy;
+const BARE = /https?:\/\/[^\s<>"`]{1,2000}/iy;
 const ANGLED = /<((?:https?:\/\/|mailto:)[^\s<>]+)>/iy;
 const TARGET = /\(\s*(?:<([^<>\n]*)>|((?:[^\s()\\]|\\.|\([^\s()]*\))*))(?:\s+(?:"[^"\n]*"|'[^'\n]*'))?\s*\)/y;
 const MARKS = { "*": ["em", "strong"], _: ["em", "strong"], "~": [null, "s"] };
@@ -144,7 +144,7 @@ class Reader {
     const address = found && safeAddress(found[1] ?? found[2].replace(/\\(.)/g, "$1"));
     if (!address) return false;
     const label = this.text.slice(open + 1, close);
-    const children = picture ? [`🖼 ${label || "picture"}`] : inline(label, this.depth + 1);
+    const children = picture ? [`▣ ${label || "picture"}`] : inline(label, this.depth + 1);
     return this.add(link(address, children.map(unlinked)), TARGET.lastIndex - this.at);
   }
 

@@ -173,8 +173,8 @@ function readParagraph(lines, at, depth) {
 }
 
 const BUILDERS = {
-  paragraph: (block) => el("p", { dir: "auto" }, inline(block.text)),
-  heading: (block) => el(`h${Math.min(6, block.level + 2)}`, { dir: "auto" }, inline(block.text)),
+  paragraph: (block) => el("p", {}, inline(block.text)),
+  heading: (block) => el(`h${Math.min(6, block.level + 2)}`, {}, inline(block.text)),
   rule: () => el("hr"),
   quote: (block) => el("blockquote", {}, block.blocks.map(build)),
   code: buildCode,
@@ -203,7 +203,7 @@ function buildList(block) {
 
 // An item that is one paragraph stands close to its neighbours, without a paragraph of its own.
 function buildItem(blocks) {
-  const item = el("li", { dir: "auto" });
+  const item = el("li");
   const [first, ...others] = blocks;
   if (first?.type === "paragraph") {
     const task = TASK.exec(first.text);
@@ -219,7 +219,7 @@ function buildItem(blocks) {
 
 function buildTable({ aligns, head, rows }) {
   const row = (tag, texts) => el("tr", {}, aligns.map((align, column) =>
-    el(tag, { className: `align-${align}`, dir: "auto" }, inline(texts[column] ?? ""))));
+    el(tag, { className: `align-${align}` }, inline(texts[column] ?? ""))));
   const table = el("table", {}, el("thead", {}, row("th", head)), el("tbody", {}, rows.map((texts) => row("td", texts))));
   return el("div", { className: "table", tabIndex: 0 }, table);
 }

@@ -156,7 +156,7 @@ export class Thread {
     return el(
       "div",
       { className: "fault-box", role: "alert" },
-      el("div", {}, el("strong", {}, `${error.title}. `), `${sentence(error.message)}${wait}`),
+      el("div", {}, el("strong", {}, `${error.title}. `), error.loading ? "" : `${sentence(error.message)}${wait}`),
       el("button", { type: "button", on: { click: act } }, locked ? "Enter a key" : "Try again"),
     );
   }
