@@ -95,7 +95,9 @@ def test_what_the_server_refuses_is_said_and_can_be_tried_again(
     page.unroute("**/v1/*")
     page.unroute("**/v1/chat/completions")
     expect(page.locator("#banner")).to_be_hidden()
-    answer.get_by_text("Try again", exact=True).click()
+    with page.expect_request("**/v1/chat/completions") as asked:
+        answer.get_by_text("Try again", exact=True).click()
+    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "hi"}]
     ui.settle()
     expect(page.locator(".assistant .prose")).to_contain_text("Not markup")
 

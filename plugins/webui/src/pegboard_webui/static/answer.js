@@ -9,7 +9,7 @@ const NUMBERS = [
 
 /** The body of the request for `chat`'s next answer, or for more of its last one. */
 export function bodyOf(chat, settings, model, goOn) {
-  const messages = chat.messages.map(({ role, content }) => ({ role, content }));
+  const messages = turns(chat.messages);
   if (chat.system.trim()) messages.unshift({ role: "system", content: chat.system });
   const body = { messages, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } };
   if (model) body.model = model;
@@ -18,6 +18,19 @@ export function bodyOf(chat, settings, model, goOn) {
   if (stops.length) body.stop = stops;
   if (goOn) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
   return body;
+}
+
+// Answers that were never given are left out, and questions without one joined: many templates want
+// the two sides to take turns.
+function turns(messages) {
+  const taken = [];
+  for (const { role, content } of messages) {
+    const before = taken.at(-1);
+    if (!content) continue;
+    if (before?.role === role) before.content += `\n\n${content}`;
+    else taken.push({ role, content });
+  }
+  return taken;
 }
 
 /**

@@ -27,6 +27,7 @@ export class Metrics {
     this.before = null;
     this.answer = {};
     this.timer = 0;
+    this.drawing = false;
     this.root = byId("pane-metrics");
     document.addEventListener("visibilitychange", () => this.watch());
   }
@@ -44,7 +45,12 @@ export class Metrics {
   /** What the current answer measures. */
   show(stats, limit) {
     this.answer = { ...stats, limit };
-    if (!this.root.hidden) this.draw();
+    if (this.root.hidden || this.drawing) return;
+    this.drawing = true;
+    requestAnimationFrame(() => {
+      this.drawing = false;
+      this.draw();
+    });
   }
 
   async sample() {

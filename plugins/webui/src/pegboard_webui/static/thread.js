@@ -129,7 +129,7 @@ export class Thread {
     this.fillBefore(before, message);
     renderInto(prose, message.content);
     const running = message.running === true;
-    after.replaceChildren(...(running ? [] : [noteOf(message), this.faultOf(message)].filter(Boolean)));
+    after.replaceChildren(...(running ? [] : [noteOf(message), this.faultOf(message, last)].filter(Boolean)));
     if (running) tools.replaceChildren();
     else tools.replaceChildren(...this.toolsOf(message, last));
   }
@@ -148,7 +148,7 @@ export class Thread {
     } else if (!waits) before.replaceChildren();
   }
 
-  faultOf({ error }) {
+  faultOf({ error }, last) {
     if (!error) return null;
     const locked = error.status === 401;
     const act = () => (locked ? this.actions.unlock() : this.actions.regenerate());
@@ -157,7 +157,7 @@ export class Thread {
       "div",
       { className: "fault-box", role: "alert" },
       el("div", {}, el("strong", {}, `${error.title}. `), error.loading ? "" : `${sentence(error.message)}${wait}`),
-      el("button", { type: "button", on: { click: act } }, locked ? "Enter a key" : "Try again"),
+      locked || last ? el("button", { type: "button", on: { click: act } }, locked ? "Enter a key" : "Try again") : null,
     );
   }
 
