@@ -124,3 +124,39 @@ def test_growing_text_is_shown_as_the_whole_text_is(
     }"""
     same, kept = page.evaluate(check, attack)
     assert same and kept > 0.8, "finished blocks were built anew"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_events_are_read_however_the_network_cuts_them(
+    hostile: Any, visit: Callable[..., Any], end: str
+) -> None:
+    page = visit(hostile).page
+    lines = [
+        "data: one 😀",
+        "",
+        ": a comment",
+        "event: x",
+        "data: two",
+        "data:three",
+        "",
+        "data: [DONE]",
+    ]
+    text = end.join([*lines, "", ""])
+    check = """async ([text, size]) => {
+        const { events } = await import(new URL('ui/sse.js', location.href));
+        const bytes = new TextEncoder().encode(text);
+        const body = new ReadableStream({
+            start(controller) {
+                for (let at = 0; at < bytes.length; at += size) {
+                    controller.enqueue(bytes.slice(at, at + size));
+                }
+                controller.close();
+            },
+        });
+        const found = [];
+        for await (const data of events(body)) found.push(data);
+        return found;
+    }"""
+    for size in (1, 2, 3, 7, 1000):
+        found = page.evaluate(check, [text, size])
+        assert found == ["one 😀", "two\nthree", "[DONE]"], size

@@ -6,17 +6,17 @@ export async function* events(body) {
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
-      if (done) return;
+      const { value = "", done } = await reader.read();
       rest += value;
-      // A carriage return at the very end may be half of a line's end: it waits for the next piece.
-      const whole = rest.endsWith("\r") ? rest.slice(0, -1) : rest;
+      // A carriage return at the end may be half of a line's end: it waits for the next piece.
+      const whole = rest.endsWith("\r") && !done ? rest.slice(0, -1) : rest;
       const parts = whole.split(/\r\n\r\n|\n\n|\r\r/);
       rest = parts.pop() + rest.slice(whole.length);
       for (const part of parts) {
         const data = dataOf(part);
         if (data !== null) yield data;
       }
+      if (done) return;
     }
   } finally {
     reader.cancel().catch(() => {});
