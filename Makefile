@@ -22,7 +22,7 @@ PY := .venv/bin/python
 # What is tested by itself is the CPU, on a machine with a GPU too.
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PY) -Im pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help demo test accept test-gpu lint format sync bench-cpu bench-prefix bench-host bench-async bench-server bench-startup bench-gpu clean setup setup-dev
+.PHONY: help demo test accept test-gpu lint format sync dist bench-cpu bench-prefix bench-host bench-async bench-server bench-startup bench-gpu clean setup setup-dev
 
 help:
 	@echo "make demo           set up, fetch a small model and let it answer"
@@ -32,6 +32,7 @@ help:
 	@echo "make lint           ruff and mypy"
 	@echo "make format         let ruff rewrite the code"
 	@echo "make sync           write what must agree among the members, and the reference"
+	@echo "make dist           wheels and sdists of all members, built and checked, in dist/"
 	@echo "make bench-cpu      prompt and decode rates on this machine"
 	@echo "make bench-prefix   what the prefix cache saves on this machine"
 	@echo "make bench-host     host time of plan, submit and update per step"
@@ -56,6 +57,7 @@ test: setup-dev
 
 accept: setup-dev
 	@$(PY) scripts/fetch_model.py
+	@$(PY) scripts/fetch_browser.py
 	$(PYTEST) --no-skips $(PYTEST_ARGS)
 
 test-gpu: setup-dev
@@ -73,6 +75,9 @@ format: setup-dev
 sync: setup-dev
 	$(PY) scripts/workspace.py
 	$(PY) scripts/reference.py
+
+dist: setup-dev
+	$(PY) scripts/dist.py
 
 bench-cpu: setup-dev
 	@model="$$($(PY) scripts/fetch_model.py)" && $(PY) -I tests/benchmarks/bench_cpu.py "$$model"

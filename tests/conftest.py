@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import venv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -29,6 +29,15 @@ def must(command: list[str], cwd: Path) -> str:
     return outcome.stdout
 
 
+def libraries() -> Iterator[Path]:
+    """What is installed here, Pegboard and files that add to the import path left out."""
+    for folder in map(Path, sys.path):
+        if folder.name in {"site-packages", "dist-packages"} and folder.is_dir():
+            for path in folder.iterdir():
+                if "pegboard" not in path.name.lower() and path.suffix != ".pth":
+                    yield path
+
+
 class Fresh:
     """An environment that shares the libraries of this one but not its Pegboard."""
 
@@ -36,10 +45,8 @@ class Fresh:
         self.folder = folder
         venv.create(folder, symlinks=True, with_pip=False)
         site = next(folder.glob("lib/python*/site-packages"))
-        torch = importlib.util.find_spec("torch")
-        assert torch is not None and torch.origin is not None
-        for path in Path(torch.origin).parent.parent.iterdir():
-            if "pegboard" not in path.name.lower():
+        for path in libraries():
+            if not (site / path.name).exists():
                 (site / path.name).symlink_to(path)
 
     def pip(self, *arguments: str) -> str:

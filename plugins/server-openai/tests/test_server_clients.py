@@ -249,16 +249,19 @@ def test_a_dead_engine_is_503_everywhere(start: Any, folders: Callable[[], Path]
 
 
 def test_a_server_that_loads_says_how_far_it_is() -> None:
-    async def ask() -> httpx.Response:
+    async def ask(**headers: str) -> httpx.Response:
         gate = Gate()
         gate.progress(30, 120)
         transport = httpx.ASGITransport(app=gate)
         async with httpx.AsyncClient(transport=transport, base_url="http://gate") as http:
-            return await http.get("/health")
+            return await http.get("/health", headers=headers)
 
     reply = asyncio.run(ask())
     assert reply.status_code == 503 and reply.headers["retry-after"] == "1"
     assert reply.json()["error"]["code"] == "loading" and "25 %" in reply.text
+    page = asyncio.run(ask(accept="text/html,*/*"))
+    assert page.status_code == 503 and page.headers["refresh"] == "1"
+    assert '<progress max="120" value="30">' in page.text and "25 %" in page.text
 
 
 def test_a_route_of_two_plugins_names_both() -> None:

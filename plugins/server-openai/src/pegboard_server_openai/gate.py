@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse, Response
 
 from pegboard_server_openai.faults import HttpError, fault_response
 from pegboard_server_openai.messages_errors import MessagesErrors
@@ -44,7 +46,9 @@ class Gate:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1013})
         else:
-            response = fault_response(self._why())
+            fault = self._why()
+            wants_page = "text/html" in Headers(scope=scope).get("accept", "")
+            response = self._page(fault) if wants_page else fault_response(fault)
             response.headers["retry-after"] = "1"
             await MessagesErrors(response)(scope, receive, send)
 
@@ -53,6 +57,19 @@ class Gate:
             return HttpError(503, "the server is shutting down", code="shutting_down")
         share = f" ({100 * self.done // self.total} %)" if self.total else ""
         return HttpError(503, f"the model is being loaded{share}", code="loading")
+
+    def _page(self, fault: HttpError) -> Response:
+        """For people, whose browser asks again by itself."""
+        value = f' value="{self.done}"' if self.total else ""
+        text = (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width">'
+            '<meta name="color-scheme" content="light dark"><title>Pegboard</title></head>'
+            f'<body><p>{fault}</p><progress max="{self.total or 1}"{value}></progress></body>'
+            "</html>"
+        )
+        headers = {"refresh": "1", "content-security-policy": "default-src 'none'"}
+        return HTMLResponse(text, 503, headers)
 
 
 async def _lifespan(receive: Any, send: Any) -> None:
