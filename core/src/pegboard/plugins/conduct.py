@@ -77,6 +77,16 @@ class Conduct:
         self._noted = False
 
     @contextlib.contextmanager
+    def timing(self) -> Iterator[Observed]:
+        """For a plugin that only declares, as its source shows: what it could do is nothing to
+        watch for, but parts of the core that come with it are noted."""
+        seen, start = Observed(), time.perf_counter()
+        with self._watch:
+            yield seen
+        seen.seconds = time.perf_counter() - start
+        seen.notes += _notes(seen.seconds, "", torch_was_here=True)
+
+    @contextlib.contextmanager
     def watching(self) -> Iterator[Observed]:
         """While a plugin is imported and asked. Raises `PluginError` for a patch when it is done;
         where it raises itself, what it patched is undone, too."""
