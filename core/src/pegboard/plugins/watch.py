@@ -66,7 +66,7 @@ class _QuickLook:
     def __init__(self) -> None:
         self._readers: list[tuple[Callable[[Any], Any], Any]] = []
         self._parts: list[Any] = []
-        self._bodies: list[Mapping[str, Any]] = []  # these stay up to date, and so do their views
+        self._bodies: list[Any] = []  # these stay up to date, and so do their views
         self._views: list[ValuesView[Any]] = []
         self._values: list[Any] = []
         self._last: list[str] = []
