@@ -99,9 +99,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with every plugin that is watched."""
     seen, watching = list[int](), Conduct.watching
 
-    def counted(self: Conduct) -> Any:
+    def counted(self: Conduct, plugin: Any) -> Any:
         seen.append(1)
-        return watching(self)
+        return watching(self, plugin)
 
     monkeypatch.setattr(Conduct, "watching", counted)
     return seen

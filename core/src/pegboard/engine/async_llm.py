@@ -241,7 +241,7 @@ class AsyncLLM:
 
     def plugins(self) -> list[dict[str, Any]]:
         """As `LLM.plugins`."""
-        return self._front.board.report(self.client.ready.used)
+        return self._front.board.report({**self.client.ready.used, **self._front.used})
 
     async def shutdown(self, grace: float = 0.0) -> None:
         """`close` beside the event loop, so that readers get their last states."""

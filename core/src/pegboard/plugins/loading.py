@@ -257,7 +257,7 @@ class Loader:
         )
         accept = partial(self._accept, source=source, override=waiting.override)
         harmless = waiting.plain and candidate.value not in sys.modules
-        watching = self._conduct.timing() if harmless else self._conduct.watching()
+        watching = self._conduct.timing() if harmless else self._conduct.watching(source)
         accepted, settings, seen = collect(
             candidate.value, waiting.levels, context, given, watching, accept
         )
