@@ -11,12 +11,16 @@ import pytest
 
 KITS = {
     "attention": {"AttentionKit"},
+    "command": {"CommandKit"},
     "connector": {"ConnectorKit"},
+    "endpoint": {"EndpointKit"},
+    "events": {"EventsKit"},
     "logits": {"LogitsKit"},
     "model": {"ModelKit", "PretrainedKit"},
     "platform": {"PlatformKit"},
     "quant": {"QuantKit"},
     "scheduler": {"SchedulerKit"},
+    "stat_logger": {"StatLoggerKit"},
     "tokenizer": {"TokenizerKit"},
 }
 """Surface -> the classes of the kit, one of which a test class derives from."""

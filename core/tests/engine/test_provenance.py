@@ -11,11 +11,12 @@ import pytest
 
 from pegboard import LLM, EngineConfig
 from pegboard.__about__ import __version__
+from pegboard.api.alias import ModelAlias
 from pegboard.api.connector import KVConnector
 from pegboard.api.events import EventPublisher
 from pegboard.api.quant import QuantFormat
 from pegboard.engine.provenance import used_names
-from pegboard.plugins import Board, build_board
+from pegboard.plugins import Board, build_board, load_plugins
 from pegboard.testing.checkpoints import write_tiny_model
 from pegboard.testing.families import TINY_FAMILY
 
@@ -37,7 +38,8 @@ def test_an_engine_tells_what_is_installed_loaded_and_used(
     assert (kit["distribution"], kit["installed"]) == ("pegboard-testkit", __version__)
     assert kit["loaded"] and kit["state"] == "ready"
     assert {"model:tiny", "platform:null"} <= set(kit["used"])
-    assert {"checkpoint:hf", "scheduler:token-budget"} <= set(rows["core"]["used"])
+    core = {"checkpoint:hf", "scheduler:token-budget", "tokenizer:hf"}
+    assert core <= set(rows["core"]["used"])
     assert rows["cpu"]["loaded"] and rows["cpu"]["used"] == []
     assert any(f"attention:{backends[0]}" in row["used"] for row in rows.values())
     (banner,) = [r for r in caplog.records if r.getMessage() == "engine ready"]
@@ -46,7 +48,21 @@ def test_an_engine_tells_what_is_installed_loaded_and_used(
     assert fields["family"] == f"tiny (pegboard-testkit {__version__})"
     assert fields["platform"] == f"null (pegboard-testkit {__version__})"
     assert fields["scheduler"] == f"token-budget (pegboard-core {__version__})"
+    assert fields["tokenizer"] == f"hf (pegboard-core {__version__})"
     assert fields["path"] == str(tmp_path)
+
+
+def test_an_alias_is_used_and_a_tokeniser_that_is_not_wanted_is_not(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path)
+    (tmp_path / "config.json").write_text(
+        (tmp_path / "config.json").read_text().replace("PegboardTiny", "OwnForCausalLM")
+    )
+    extra = [("alias", ModelAlias("OwnForCausalLM", of="tiny"))]
+    options: Any = {"platform": "null", "skip_tokenizer_init": True, **SMALL}
+    with LLM(str(tmp_path), board=load_plugins(extra=extra), **options) as llm:
+        used = {name for row in llm.plugins() for name in row["used"]}
+    assert {"alias:OwnForCausalLM", "model:tiny"} <= used
+    assert not [name for name in used if name.startswith("tokenizer:")]
 
 
 def board(*extra: tuple[str, Any]) -> Board:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 import time
 from textwrap import dedent
@@ -220,6 +221,47 @@ def test_looking_is_quick() -> None:
         assert watch.patches() == []
         times.append(time.process_time() - start)
     assert min(times) < 0.01
+
+
+SETTER = """
+import os
+from pegboard.api.hooks import hookimpl
+PEGBOARD_API = {{"platform": 0}}
+os.environ["PEGBOARD_OF_TESTS"] = {value!r}
+
+@hookimpl
+def pegboard_platforms():
+    return []
+"""
+
+
+@pytest.fixture
+def setters(site: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Adds plugins that set a variable; what they set is forgotten."""
+    monkeypatch.setenv("PEGBOARD_OF_TESTS", "before")
+
+    def add_setters(**values: str) -> None:
+        for name, value in values.items():
+            files = {f"set_by_{name}.py": SETTER.format(value=value)}
+            site.add(name, {f"plugins:{name}": f"set_by_{name}"}, files=files)
+
+    return add_setters
+
+
+def test_a_variable_that_two_distributions_set_is_an_error_with_both(
+    site: Any, setters: Any
+) -> None:
+    setters(one="1", other="2")
+    one, other = site.load().plugins
+    assert one.state == "ready" and other.state == "failed"
+    both = "is set by both one 1.0 (one) and other 1.0 (other)"
+    assert other.reason == f"environment variable 'PEGBOARD_OF_TESTS' {both}"
+    assert os.environ["PEGBOARD_OF_TESTS"] == "1"
+
+
+def test_setting_it_to_the_same_is_no_conflict(site: Any, setters: Any) -> None:
+    setters(one="1", other="1")
+    assert [record.state for record in site.load().plugins] == ["ready", "ready"]
 
 
 class TestBuilding:

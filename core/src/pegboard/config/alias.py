@@ -25,6 +25,8 @@ class AliasedCheckpoint:
     inner: Checkpoint
     config: Mapping[str, Any] = attrs.field(repr=False)
     architectures: tuple[str, ...]
+    alias: str
+    """Name of the alias."""
 
     @property
     def path(self) -> str:
@@ -99,7 +101,7 @@ def _rewritten(board: Board, alias: ModelAlias, checkpoint: Checkpoint) -> Check
                 f"alias {alias.name!r}: {alias.config} must return a mapping, it returned a "
                 f"{type(config).__name__}"
             )
-    return AliasedCheckpoint(checkpoint, config, (architecture,))
+    return AliasedCheckpoint(checkpoint, config, (architecture,), alias.name)
 
 
 def _architecture(board: Board, alias: ModelAlias, checkpoint: Checkpoint) -> str:

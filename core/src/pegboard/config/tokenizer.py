@@ -18,7 +18,7 @@ from pegboard.errors import (
 if TYPE_CHECKING:
     from pegboard.plugins import Board
 
-__all__ = ["AUTO", "build_tokenizer", "find_tokenizer"]
+__all__ = ["AUTO", "build_tokenizer", "find_tokenizer", "tokenizer_name"]
 
 AUTO = "auto"
 _MEMBERS = tuple(name for name in vars(TextTokenizer) if not name.startswith("_"))
@@ -65,10 +65,9 @@ def build_tokenizer(board: Board, spec: TokenizerSpec, mode: str = AUTO) -> Text
 
     Raises `MissingPluginError` if there is none, `PluginError` if it fails or makes something else.
     """
-    if mode == AUTO:
-        chosen: TokenizerClass = board.require("tokenizer", spec.kind, wanted_by=spec.source)
-    else:
-        chosen = _named(board, mode)
+    wanted_by = spec.source if mode == AUTO else f"tokenizer_mode={mode!r}"
+    name = tokenizer_name(spec, mode)
+    chosen: TokenizerClass = board.require("tokenizer", name, wanted_by=wanted_by)
     made = _call(
         chosen,
         "build",
@@ -83,6 +82,11 @@ def build_tokenizer(board: Board, spec: TokenizerSpec, mode: str = AUTO) -> Text
         )
     tokenizer: TextTokenizer = made
     return tokenizer
+
+
+def tokenizer_name(spec: TokenizerSpec, mode: str = AUTO) -> str:
+    """Of the tokeniser that `build_tokenizer` takes."""
+    return spec.kind if mode == AUTO else mode
 
 
 def _named(board: Board, mode: str) -> TokenizerClass:

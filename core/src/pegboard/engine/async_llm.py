@@ -275,7 +275,7 @@ class AsyncLLM:
 
     def plugins(self) -> list[dict[str, Any]]:
         """As `LLM.plugins`."""
-        used = dict(self.client.ready.used)
+        used = {**self.client.ready.used, **self._front.used}
         if self.config.stat_loggers:
             used["stat_logger"] = list(self.config.stat_loggers)
         if self.config.tracer is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -106,7 +107,7 @@ def _build(
     config = decide_observers(board, config, serving=False)
     model = resolve_model(board, config)
     front = build_front(board, config, model, own_template)
-    made = assemble(board, config, model, progress)
+    made = assemble(board, config, model, progress, front.used)
     with ExitStack() as undo:
         undo.callback(made.core.close)
         watch = open_watch(
@@ -132,8 +133,10 @@ def assemble(
     config: EngineConfig,
     model: ResolvedModel,
     progress: Callable[[int, int], Any] | None = None,
+    in_front: Used = MappingProxyType({}),
 ) -> BuiltCore:
-    """Load the model, size the cache, join scheduler and executor, and log what runs.
+    """Load the model, size the cache, join scheduler and executor, and log what runs, with what the
+    front end uses, if it is in the same process.
 
     Nothing stays open if anything is raised.
     """
@@ -151,7 +154,7 @@ def assemble(
         core, cache = build_core(config, executor, model.max_model_len, board, events, stats=stats)
         undo.callback(core.close)
         release_free_memory()
-        used = used_names(board, config, model, executor.facts())
+        used = {**used_names(board, config, model, executor.facts()), **in_front}
         undo.pop_all()
     announce(board, model, used)
     return BuiltCore(core, cache, used, board.metrics)

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from pegboard.api.checkpoint import TokenizerSpec
 from pegboard.api.params import SamplingParams
 from pegboard.api.tokenizer import TextTokenizer
 from pegboard.config.engine import EngineConfig
@@ -15,12 +16,13 @@ from pegboard.config.generation import sampling_defaults
 from pegboard.config.logits import make_roster
 from pegboard.config.model import ResolvedModel
 from pegboard.config.sources import open_tokenizer
-from pegboard.config.tokenizer import build_tokenizer
+from pegboard.config.tokenizer import build_tokenizer, tokenizer_name
 from pegboard.engine.inputs import InputProcessor, TokenisedPrompt
 from pegboard.engine.templates import TemplateBook
 from pegboard.errors import RequestError
 from pegboard.logging import get_logger
 from pegboard.plugins import Board
+from pegboard.plugins.report import Used
 
 __all__ = ["Conversation", "FrontEnd", "build_front"]
 
@@ -38,6 +40,8 @@ class FrontEnd:
     tokenizer: TextTokenizer | None
     templates: TemplateBook
     inputs: InputProcessor
+    used: Used
+    """What it uses of the board, beside what the engine does."""
     _defaults: list[SamplingParams] = attrs.field(factory=list, init=False, repr=False)
     """Those of `default_params`, once they are known."""
 
@@ -76,7 +80,10 @@ def build_front(
     Raises what `make_roster`, `build_tokenizer` and `TemplateBook` raise.
     """
     roster = make_roster(board, config)
-    tokenizer = load_tokenizer(board, config, model)
+    spec = _tokenizer_spec(board, config, model)
+    mode = config.tokenizer_mode
+    tokenizer = None if spec is None else build_tokenizer(board, spec, mode)
+    used = {} if spec is None else {"tokenizer": (tokenizer_name(spec, mode),)}
     special = tokenizer.special_tokens if tokenizer is not None else {}
     inputs = InputProcessor(
         encoder=tokenizer,
@@ -89,19 +96,16 @@ def build_front(
         processors=roster,
     )
     templates = TemplateBook(own_template, model.checkpoint.chat_templates, special)
-    return FrontEnd(config, board, model, tokenizer, templates, inputs)
+    return FrontEnd(config, board, model, tokenizer, templates, inputs, used)
 
 
-def load_tokenizer(
+def _tokenizer_spec(
     board: Board, config: EngineConfig, model: ResolvedModel
-) -> TextTokenizer | None:
-    """The tokeniser of ``config.tokenizer``, else the model's; None if it is not wanted or, with a
+) -> TokenizerSpec | None:
+    """That of ``config.tokenizer``, else the model's; None if it is not wanted or, with a
     warning, if there is none."""
     if config.tokenizer is not None:
-        spec = open_tokenizer(board, config.tokenizer, config.tokenizer_mode)
-        return build_tokenizer(board, spec, config.tokenizer_mode)
-    if model.tokenizer is None:
-        if not config.skip_tokenizer_init:
-            get_logger("pegboard.engine").warning("no tokeniser", reason=model.tokenizer_problem)
-        return None
-    return build_tokenizer(board, model.tokenizer, config.tokenizer_mode)
+        return open_tokenizer(board, config.tokenizer, config.tokenizer_mode)
+    if model.tokenizer is None and not config.skip_tokenizer_init:
+        get_logger("pegboard.engine").warning("no tokeniser", reason=model.tokenizer_problem)
+    return model.tokenizer

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pegboard.api.checkpoint import PLAIN_TYPES
+from pegboard.config.alias import AliasedCheckpoint
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel
 from pegboard.engine.choose_scheduler import OWN_SCHEDULER
@@ -26,9 +27,12 @@ def used_names(
     events = config.kv_events_config
     publisher = choose_publisher(board, events).name if events and events.active else None
     transfer = config.kv_transfer_config
+    checkpoint = model.checkpoint
+    alias = checkpoint.alias if isinstance(checkpoint, AliasedCheckpoint) else None
     found: dict[str, Iterable[str | None]] = {
+        "alias": (alias,),
         "attention": (part for names in facts["attention"] for part in names.split("+")),
-        "checkpoint": (model.checkpoint.kind,),
+        "checkpoint": (checkpoint.kind,),
         "connector": () if transfer is None else _connectors(board, transfer),
         "events": (publisher,),
         "executor": (config.distributed_executor_backend,),

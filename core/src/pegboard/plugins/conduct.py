@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pegboard.errors import PluginError
+from pegboard.errors import DuplicateError, PluginError
 from pegboard.plugins.guards import (
     DefaultDtype,
     Environment,
@@ -26,6 +26,7 @@ from pegboard.plugins.guards import (
     Threads,
     Warnings,
 )
+from pegboard.plugins.registry import Provenance
 from pegboard.plugins.watch import CoreWatch
 
 __all__ = ["Conduct", "Observed"]
@@ -75,11 +76,24 @@ class Conduct:
         self._unsafe = unsafe
         self._watch = CoreWatch()
         self._noted = False
+        self._setters: dict[str, Provenance] = {}
+        """Of environment variables."""
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[Observed]:
-        """While a plugin is imported and asked. Raises `PluginError` for a patch when it is done;
-        where it raises itself, what it patched is undone, too."""
+    def timing(self) -> Iterator[Observed]:
+        """For a plugin that only declares, as its source shows: what it could do is nothing to
+        watch for, but parts of the core that come with it are noted."""
+        seen, start = Observed(), time.perf_counter()
+        with self._watch:
+            yield seen
+        seen.seconds = time.perf_counter() - start
+        seen.notes += _notes(seen.seconds, "", torch_was_here=True)
+
+    @contextlib.contextmanager
+    def watching(self, plugin: Provenance) -> Iterator[Observed]:
+        """While a plugin is imported and asked. Raises `PluginError` for a patch when it is done,
+        `DuplicateError` for a variable of the environment that a plugin of another distribution
+        set; where it raises itself, what it changed is undone, too."""
         seen, printed = Observed(), _Kept(sys.stdout)
         if not self._noted:  # what is loaded later is noted as it comes
             self._watch.note()
@@ -95,6 +109,7 @@ class Conduct:
             patched = self._patched(guards)
             if patched and not self._unsafe:
                 raise PluginError(f"it {_patch_text(patched)}")
+            self._claim(plugin, environment)
         except BaseException:
             self._undo((*guards, environment))
             raise
@@ -103,6 +118,18 @@ class Conduct:
         if patched:
             seen.notes.append(f"it changes {', '.join(patched)}, which unsafe_plugins allows")
             self._noted = False
+
+    def _claim(self, plugin: Provenance, environment: Environment) -> None:
+        """The variables that it changed are its own, unless they are another's."""
+        names = [*environment.changes()]
+        for name in names:
+            first = self._setters.get(name, plugin)
+            if first.distribution != plugin.distribution:
+                raise DuplicateError(
+                    f"environment variable {name!r} is set by both {first} ({first.entry_point}) "
+                    f"and {plugin} ({plugin.entry_point})"
+                )
+        self._setters.update(dict.fromkeys(names, plugin))
 
     @contextlib.contextmanager
     def building(self, plugins: Mapping[str, str]) -> Iterator[None]:

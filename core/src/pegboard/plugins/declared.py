@@ -22,6 +22,7 @@ from pegboard.api.context import ROLES, ProcessRole
 from pegboard.api.levels import API_LEVELS
 from pegboard.errors import PluginError
 from pegboard.plugins.modules import parse_module
+from pegboard.plugins.plain import only_declares
 
 __all__ = ["LEVELS", "Declaration", "IncompatibleError", "check_override", "read_declaration"]
 
@@ -45,6 +46,8 @@ class Declaration:
     module: str
     levels: Mapping[str, int]
     """API level by surface, sorted."""
+    plain: bool
+    """Nothing but declarations stands in it, and in no package that is imported before it."""
     _found: Mapping[str, ast.expr] = attrs.field(repr=False)
 
     def order(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -89,8 +92,10 @@ def read_declaration(module: str) -> Declaration:
     Raises `PluginError` if the source cannot be read, `IncompatibleError` if the levels are missing
     or malformed.
     """
-    found = _assigned(parse_module(module))
-    return Declaration(module, _levels(module, found), found)
+    tree = parse_module(module)
+    found = _assigned(tree)
+    plain = "." not in module and only_declares(tree)
+    return Declaration(module, _levels(module, found), plain, found)
 
 
 def _assigned(tree: ast.Module) -> dict[str, ast.expr]:

@@ -111,8 +111,10 @@ def _handlers() -> dict[int, Any]:
         return {}
     import signal  # only where a plugin is loaded
 
-    known = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
-    return {int(number): signal.getsignal(number) for number in known}
+    # What `getsignal` wraps makes no enumeration of its answers, which takes most of the time.
+    ask = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+    known = [int(getattr(signal, name)) for name in _SIGNALS if hasattr(signal, name)]
+    return {number: ask(number) for number in known}
 
 
 class Warnings:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import attrs
 
@@ -82,8 +84,22 @@ def build_board(
     check_plugin_ids(policy.plugin_config, (c.id for c in found.candidates))
     loader = Loader(role, policy, allowlist, plan, surfaces)
     loader.register_core([*core_descriptors(), *extra])
-    loader.load_all(found.candidates)
+    with _without_collections():
+        loader.load_all(found.candidates)
     if policy.strict:
         loader.raise_failures()
     notices = (*unmatched, *allowlist.stranger_notices(found.candidates), *found.notices)
     return loader.board(notices, read_first_party, found, search_path)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Nearly all that loading makes is there to stay: to look for garbage among it, again and
+    again, takes a fifth of the time."""
+    usual = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if usual:
+            gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -40,7 +41,7 @@ from pegboard.plugins.record import (
     PluginState,
     Registration,
 )
-from pegboard.plugins.registry import ClashError, Entry, Provenance, Registry
+from pegboard.plugins.registry import Clash, ClashError, Entry, Provenance, Registry
 from pegboard.plugins.settings import SettingsError
 from pegboard.plugins.shadow import shadowed
 
@@ -52,6 +53,7 @@ class _Waiting(NamedTuple):
 
     candidate: Candidate
     levels: Mapping[str, int]
+    plain: bool
     order: tuple[Sequence[str], Sequence[str]]
     override: Mapping[str, frozenset[str]]
     processes: tuple[ProcessRole, ...]
@@ -200,7 +202,8 @@ class Loader:
             override = declared.override()
             check_override(override, self._core.registered)
             order, processes = declared.order(), declared.processes()
-            return [_Waiting(candidate, levels, order, override, processes, notes)]
+            plain = declared.plain
+            return [_Waiting(candidate, levels, plain, order, override, processes, notes)]
         except Exception as error:
             self._fail(candidate, tuple(levels), error)
             return []
@@ -253,8 +256,10 @@ class Loader:
             candidate.distribution, candidate.version, candidate.id, candidate.group
         )
         accept = partial(self._accept, source=source, override=waiting.override)
+        harmless = waiting.plain and candidate.value not in sys.modules
+        watching = self._conduct.timing() if harmless else self._conduct.watching(source)
         accepted, settings, seen = collect(
-            candidate.value, waiting.levels, context, given, self._conduct, accept
+            candidate.value, waiting.levels, context, given, watching, accept
         )
         self._registries.update(accepted.registries)
         self._settings[source] = settings
@@ -283,12 +288,14 @@ class Loader:
             entry = Entry(descriptor, source, override.get(surface, frozenset()))
             by_surface[surface].append(entry)
             done.append(Registration(surface, *entry.name_and_claims))
-        clashes = [
-            c for s, entries in by_surface.items() for c in self._registries[s].clashes(entries)
-        ]
+        extended, clashes = {}, list[Clash]()
+        for surface, entries in by_surface.items():
+            try:
+                extended[surface] = self._registries[surface].extended(entries)
+            except ClashError as error:
+                clashes += error.clashes
         if clashes:
             raise ClashError(clashes)
-        extended = {s: self._registries[s].extended(entries) for s, entries in by_surface.items()}
         return _Accepted(extended, tuple(done))
 
     def _fail(self, candidate: Candidate, surfaces: tuple[str, ...], error: BaseException) -> None:

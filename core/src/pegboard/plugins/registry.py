@@ -128,10 +128,6 @@ class Registry(Generic[T]):
             {k: e for k, e in by_key.items() if (e.name, e.provenance) not in gone}
         )
 
-    def clashes(self, entries: Sequence[Entry[T]]) -> tuple[Clash, ...]:
-        """What stands against adding these entries."""
-        return _index(self.surface, (*self._entries, *entries))[1]
-
     def extended(self, entries: Sequence[Entry[T]]) -> Registry[T]:
         """A registry with these entries too.
 

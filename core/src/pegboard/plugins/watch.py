@@ -8,10 +8,11 @@ that a plugin is the first to import is taken between its execution and the plug
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, ValuesView
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import chain
 from operator import itemgetter
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 __all__ = ["CoreWatch", "Patch"]
@@ -20,6 +21,8 @@ _ROOT = __name__.partition(".")[0]
 _ABSENT: Any = object()
 _KEPT_BY_PYTHON = ("__annot", "__static", "__firstline")
 """Beginnings of names that the interpreter itself fills in late in the body of a class."""
+
+_METHODS = (FunctionType, classmethod, staticmethod, property)
 
 
 class Patch(NamedTuple):
@@ -53,27 +56,43 @@ class Patch(NamedTuple):
 
 
 class _QuickLook:
-    """Everything that was noted, laid out so that comparing it takes a fraction of a millisecond.
+    """What was noted, laid out so that comparing it takes a fraction of a millisecond.
 
-    It is done for each plugin. Like containers do, it compares by identity before all else.
+    It is done for each plugin. Like containers do, it compares by identity before all else. Of the
+    bodies of classes it compares the values in their order, and the last of the names: a name that
+    comes or goes changes one of them.
     """
 
-    def __init__(
-        self,
-        modules: Iterable[tuple[ModuleType, dict[str, Any]]],
-        classes: Mapping[type, dict[str, Any]],
-    ) -> None:
-        self._bodies = [vars(cls) for cls in classes]  # these stay up to date
-        self._noted_bodies = list(classes.values())
-        readers = [(itemgetter(*parts), vars(module), parts) for module, parts in modules if parts]
-        self._readers = [(read, now) for read, now, _ in readers]
-        self._noted_parts = [read(parts) for read, _, parts in readers]
+    def __init__(self) -> None:
+        self._readers: list[tuple[Callable[[Any], Any], Any]] = []
+        self._parts: list[Any] = []
+        self._bodies: list[Any] = []  # these stay up to date, and so do their views
+        self._views: list[ValuesView[Any]] = []
+        self._values: list[Any] = []
+        self._last: list[str] = []
+
+    def add_module(self, module: ModuleType, parts: Mapping[str, Any]) -> None:
+        """Its noted parts."""
+        if parts:
+            read = itemgetter(*parts)
+            self._readers.append((read, vars(module)))
+            self._parts.append(read(parts))
+
+    def add_class(self, cls: type, parts: Mapping[str, Any]) -> None:
+        """Its whole body."""
+        self._bodies.append(vars(cls))
+        self._views.append(vars(cls).values())
+        self._values += parts.values()
+        self._last.append(next(reversed(vars(cls))))
 
     def is_enough(self) -> bool:
         """Whether everything is as noted; where it is not, the caller looks closer."""
         try:
-            parts = [read(now) for read, now in self._readers]
-            return bool(parts == self._noted_parts and self._bodies == self._noted_bodies)
+            return (
+                [*chain.from_iterable(self._views)] == self._values
+                and [next(reversed(body)) for body in self._bodies] == self._last
+                and [read(now) for read, now in self._readers] == self._parts
+            )
         except Exception:  # a name is gone, or something stands there that cannot be compared
             return False
 
@@ -88,7 +107,7 @@ class CoreWatch:
     def __init__(self) -> None:
         self._modules: dict[str, tuple[ModuleType, dict[str, Any]]] = {}
         self._classes: dict[type, dict[str, Any]] = {}
-        self._quick: _QuickLook | None = None
+        self._quick = _QuickLook()
         self._depth = 0
 
     def __enter__(self) -> CoreWatch:
@@ -126,30 +145,37 @@ class CoreWatch:
         """Take what the core's modules are now for what they should be."""
         self._modules.clear()
         self._classes.clear()
-        self._quick = None
+        self._quick = _QuickLook()
         for name, module in list(sys.modules.items()):
             if name == _ROOT or name.startswith(f"{_ROOT}."):
                 self._note(module)
 
     def patches(self) -> list[Patch]:
         """Everything that is not as noted."""
-        if self._quick is None:
-            self._quick = _QuickLook(self._modules.values(), self._classes)
         if self._quick.is_enough():
             return []
         found = [*self._patches()]
         if not found:  # what Python fills in late need not be looked at again
-            self._classes = {cls: dict(vars(cls)) for cls in self._classes}
-            self._quick = None
+            self._quick = _QuickLook()
+            for module, parts in self._modules.values():
+                self._quick.add_module(module, parts)
+            for cls in self._classes:
+                self._note_class(cls)
         return found
 
     def _note(self, module: ModuleType) -> None:
         parts = {k: v for k, v in vars(module).items() if callable(v) and not k.startswith("__")}
         self._modules[module.__name__] = module, parts
-        self._quick = None
+        self._quick.add_module(module, parts)
         for value in parts.values():
-            if isinstance(value, type) and value.__module__ == module.__name__:
-                self._classes[value] = dict(vars(value))
+            own = isinstance(value, type) and value.__module__ == module.__name__
+            if own and value not in self._classes:
+                self._note_class(value)
+
+    def _note_class(self, cls: type) -> None:
+        parts = dict(vars(cls))
+        self._classes[cls] = parts
+        self._quick.add_class(cls, parts)
 
     def _patches(self) -> Iterator[Patch]:
         for module, parts in self._modules.values():
@@ -180,5 +206,4 @@ def _late(name: str, before: Any, after: Any) -> bool:
 
 def _is_method(value: Any) -> bool:
     """Also a class is callable, but none of the names in question holds one as a method."""
-    kinds = (classmethod, staticmethod, property)
-    return isinstance(value, kinds) or (callable(value) and not isinstance(value, type))
+    return isinstance(value, _METHODS) or (callable(value) and not isinstance(value, type))

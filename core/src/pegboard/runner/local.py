@@ -12,6 +12,7 @@ from pegboard.api.kv import KVCacheConfig, KVSlot
 from pegboard.api.model import LanguageModel
 from pegboard.api.step import StepPlan
 from pegboard.api.transfer import ConnectorLink
+from pegboard.config.alias import AliasedCheckpoint
 from pegboard.config.engine import EngineConfig
 from pegboard.config.fit import DeviceMemory, check_fit
 from pegboard.config.logits import LogitsRoster, make_roster
@@ -206,9 +207,12 @@ class LocalExecutor:
         """(surface, name) of what is on the board and has a part in the content of blocks."""
         opened = self._device()
         backends = {name for one in opened.attention for name in one.backend.name.split("+")}
+        checkpoint = opened.model.checkpoint
+        aliases = {checkpoint.alias} if isinstance(checkpoint, AliasedCheckpoint) else set()
         found = {
+            "alias": aliases,
             "attention": backends & set(self._board.registry("attention").names()),
-            "checkpoint": {opened.model.checkpoint.kind},
+            "checkpoint": {checkpoint.kind},
             "model": {opened.model.family.name},
             "ops": set(opened.ops.choices().values()) - {PLAIN},
             "platform": {opened.platform},
