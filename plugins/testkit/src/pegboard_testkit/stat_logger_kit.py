@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pegboard import LLM, SamplingParams
+from pegboard import LLM, EngineConfig, SamplingParams
 from pegboard.api.descriptor import LazyRef
-from pegboard.api.stat_logger import StatLogger, StatLoggerContext, StepStats
+from pegboard.api.stat_logger import StatLogger, StatLoggerContext
+from pegboard.api.stat_logger_front import FrontContext
 from pegboard.testing.boards import board_with
 from pegboard.testing.checkpoints import write_tiny_model
 
@@ -27,21 +29,22 @@ __all__ = ["StatLoggerKit"]
 
 
 class _Timed:
-    """A recorder that is watched while an engine tells it of its steps."""
+    """A recorder of either half, watched while an engine tells it things."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.took: list[float] = []
-        self.closed = 0
+        self.took: dict[str, list[float]] = defaultdict(list)
+        """Seconds of each call, by method."""
 
-    def record(self, stats: StepStats) -> None:
-        begin = time.perf_counter()
-        self.inner.record(stats)
-        self.took.append(time.perf_counter() - begin)
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        method = getattr(self.inner, name)
 
-    def close(self) -> None:
-        self.closed += 1
-        self.inner.close()
+        def timed(*values: Any) -> None:
+            begin = time.perf_counter()
+            method(*values)
+            self.took[name].append(time.perf_counter() - begin)
+
+        return timed
 
 
 class StatLoggerKit:
@@ -49,12 +52,13 @@ class StatLoggerKit:
 
     logger: StatLogger
     step_seconds = 0.01
-    """What `record` may take at the median: the next step waits for it."""
+    """What a method may take at the median: the next step, or the readers of answers, wait for
+    it."""
     close_seconds = 5.0
 
     @pytest.fixture
     def recorders(self, monkeypatch: pytest.MonkeyPatch) -> list[_Timed]:
-        """Grows with every one that is opened."""
+        """Grows with every one that is opened, of both halves."""
         return self.watch(monkeypatch)
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> list[_Timed]:
@@ -64,10 +68,10 @@ class StatLoggerKit:
 
         def watched(reference: LazyRef) -> Any:
             loaded = load(reference)
-            if reference != self.logger.open:
+            if reference not in (self.logger.open, self.logger.observe):
                 return loaded
 
-            def opened(ctx: StatLoggerContext) -> _Timed:
+            def opened(ctx: StatLoggerContext | FrontContext) -> _Timed:
                 made.append(_Timed(loaded(ctx)))
                 return made[-1]
 
@@ -76,15 +80,22 @@ class StatLoggerKit:
         monkeypatch.setattr(LazyRef, "load", watched)
         return made
 
-    def test_it_is_told_of_every_step_and_holds_none_up(
+    def test_it_is_told_of_every_step_and_request_and_holds_none_up(
         self, recorders: list[_Timed], tmp_path: Path
     ) -> None:
         with self._engine(tmp_path) as llm:
             self._ask(llm)
-        (recorder,) = recorders
-        assert len(recorder.took) >= 6 and recorder.closed == 1
-        median = sorted(recorder.took)[len(recorder.took) // 2]
-        assert median < self.step_seconds, f"record takes {median:.3f} s: the engine waits"
+        assert len(recorders) == self._halves()
+        calls = {name: took for recorder in recorders for name, took in recorder.took.items()}
+        assert all(len(recorder.took["close"]) == 1 for recorder in recorders)
+        if self.logger.open is not None:
+            assert len(calls["record"]) >= 6
+        if self.logger.observe is not None:
+            assert len(calls["added"]) == len(calls["finished"]) == 2
+            assert len(calls["tokens"]) >= 6
+        for name, took in calls.items():
+            median = sorted(took)[len(took) // 2]
+            assert name == "close" or median < self.step_seconds, f"{name} takes {median:.3f} s"
 
     def test_it_never_fails(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -100,15 +111,22 @@ class StatLoggerKit:
         for _ in range(2):
             with self._engine(tmp_path) as llm:
                 self._ask(llm)
-        one, other = recorders
-        assert one.inner is not other.inner
+        inner = {id(recorder.inner) for recorder in recorders}
+        assert len(inner) == len(recorders) == 2 * self._halves()
+
+    def _halves(self) -> int:
+        return (self.logger.open is not None) + (self.logger.observe is not None)
 
     def test_it_closes_soon_though_nothing_was_recorded(self) -> None:
-        recorder = self.logger.open.load()(StatLoggerContext("a model"))
-        begin = time.perf_counter()
-        recorder.close()
-        took = time.perf_counter() - begin
-        assert took < self.close_seconds, f"closing takes {took:.1f} s"
+        front = FrontContext("a model", EngineConfig(model="a model"), 16, 64)
+        halves = ((self.logger.open, StatLoggerContext("a model")), (self.logger.observe, front))
+        for reference, context in halves:
+            if reference is not None:
+                recorder = reference.load()(context)
+                begin = time.perf_counter()
+                recorder.close()
+                took = time.perf_counter() - begin
+                assert took < self.close_seconds, f"closing takes {took:.1f} s"
 
     @contextmanager
     def _engine(self, folder: Path) -> Iterator[LLM]:
