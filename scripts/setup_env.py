@@ -116,8 +116,11 @@ class Environment:
         run([str(self.python), host_pip, "install", "--ignore-installed", "pip"])
 
     def pip(self, *arguments: str) -> None:
-        """Run ``pip install`` inside the environment."""
-        run([str(self.python), "-m", "pip", "install", *arguments])
+        """Run ``pip install`` inside the environment.
+
+        Nothing is compiled ahead: of torch's and transformers' many modules few are ever imported.
+        """
+        run([str(self.python), "-m", "pip", "install", "--no-compile", *arguments])
 
 
 def run(command: list[str]) -> None:
