@@ -22,7 +22,7 @@ PY := .venv/bin/python
 # What is tested by itself is the CPU, on a machine with a GPU too.
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PY) -Im pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help demo test accept test-gpu lint format sync bench-cpu bench-prefix bench-host bench-async bench-startup bench-gpu clean setup setup-dev
+.PHONY: help demo test accept test-gpu lint format sync bench-cpu bench-prefix bench-host bench-async bench-server bench-startup bench-gpu clean setup setup-dev
 
 help:
 	@echo "make demo           set up, fetch a small model and let it answer"
@@ -36,6 +36,7 @@ help:
 	@echo "make bench-prefix   what the prefix cache saves on this machine"
 	@echo "make bench-host     host time of plan, submit and update per step"
 	@echo "make bench-async    what streaming from an engine in its own process costs"
+	@echo "make bench-server   what streaming over HTTP costs the front end"
 	@echo "make bench-startup  what the command line takes to start, in wall and processor time"
 	@echo "make bench-gpu      standard workloads on a GPU, beside stored references (BENCH_ARGS)"
 	@echo "make clean          remove caches and builds; .venv and the model cache stay"
@@ -84,6 +85,9 @@ bench-host: setup-dev
 
 bench-async: setup-dev
 	$(PY) -I tests/benchmarks/bench_async.py
+
+bench-server: setup-dev
+	$(PY) -I tests/benchmarks/bench_server.py
 
 bench-startup: setup-dev
 	@model="$$($(PY) scripts/fetch_model.py)" && $(PY) -I tests/benchmarks/bench_startup.py 15 "$$model"

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import psutil
 
-__all__ = ["Served", "serve"]
+__all__ = ["NOTHING", "Served", "serve"]
 
 
 class Served:
@@ -113,11 +113,17 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def serve(model: Path, *flags: str, uds: str | None = None) -> Served:
-    """Start it on a free port, with the executor that computes nothing; its log goes to a file."""
+NOTHING = ("--distributed-executor-backend", "null", "--platform", "null")
+"""Flags of an engine that computes nothing."""
+
+
+def serve(
+    model: Path, *flags: str, uds: str | None = None, engine: tuple[str, ...] = NOTHING
+) -> Served:
+    """Start it on a free port; its log goes to a file."""
     folder = Path(tempfile.mkdtemp(prefix="served-"))
     port = _free_port()
-    words = ["serve", str(model), "--distributed-executor-backend", "null", "--platform", "null"]
+    words = ["serve", str(model), *engine]
     own = [] if "--port" in flags or uds else ["--port", str(port)]
     code = "import sys; from pegboard.cli import main; sys.exit(main())"
     command = [sys.executable, "-I", "-c", code, *words, *own, *flags]

@@ -38,6 +38,8 @@ class FrontEnd:
     tokenizer: TextTokenizer | None
     templates: TemplateBook
     inputs: InputProcessor
+    _defaults: list[SamplingParams] = attrs.field(factory=list, init=False, repr=False)
+    """Those of `default_params`, once they are known."""
 
     def get_tokenizer(self) -> TextTokenizer:
         """The model's tokeniser; `RequestError` without one."""
@@ -50,7 +52,10 @@ class FrontEnd:
 
     def default_params(self) -> SamplingParams:
         """What the model's authors recommend, else the defaults of `SamplingParams`."""
-        return SamplingParams(**sampling_defaults(self.model.checkpoint.generation_defaults))
+        if not self._defaults:  # reading them takes longer than tokenising a prompt
+            given = self.model.checkpoint.generation_defaults
+            self._defaults.append(SamplingParams(**sampling_defaults(given)))
+        return self._defaults[0]
 
     def apply_chat_template(
         self, messages: Conversation, chat_template: str | None = None, **options: Any

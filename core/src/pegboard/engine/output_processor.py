@@ -9,7 +9,7 @@ import attrs
 
 from pegboard.api.params import Logprob, SamplingParams
 from pegboard.api.step import PromptLogprobs, TokenLogprobs
-from pegboard.api.tokenizer import TextTokenizer
+from pegboard.api.tokenizer import Detokenizer, TextTokenizer
 from pegboard.api.views import EngineOutput, EngineRequest
 from pegboard.engine.inputs import TokenisedPrompt
 from pegboard.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
@@ -29,6 +29,9 @@ class _Sequence:
     """None without a tokeniser or with ``detokenize=False``."""
     include_stop: bool
     """The stop token's text is part of the output."""
+    bare: Detokenizer | None = None
+    """Takes the tokens of plain outputs by itself: nothing is held back, and nobody asked for
+    log-probabilities."""
     delivered: int = 0
     """Tokens that were there at the last delivery."""
 
@@ -104,7 +107,10 @@ class OutputProcessor:
             request, sequence = found
             if sequence.completion.finish_reason is not None:
                 continue
-            if self._take(request, sequence, item):
+            bare = sequence.bare
+            if bare is not None and _is_plain(item, request.output):
+                _take_plain(request.output, sequence.completion, bare, item)
+            elif self._take(request, sequence, item):
                 stopped.append(item.request_id)
             completion = sequence.completion
             if completion.finish_reason is not None:
@@ -161,7 +167,8 @@ class OutputProcessor:
         stream = None
         if self._tokenizer is not None and params.detokenize:
             stream = TextStream(self._tokenizer, params, prompt_ids=item.prompt_ids, stops=stops)
-        return _Sequence(completion, stream, params.include_stop_str_in_output)
+        bare = None if stream is None or params.logprobs is not None else stream.bare
+        return _Sequence(completion, stream, params.include_stop_str_in_output, bare)
 
     def _take(self, request: _Request, sequence: _Sequence, item: EngineOutput) -> bool:
         """Add one output to its sequence; True if a stop string ended it."""
@@ -240,3 +247,29 @@ class OutputProcessor:
         del self._requests[request.output.request_id]
         for item in request.sequences:
             self._owner.pop(item, None)
+
+
+def _is_plain(item: EngineOutput, known: RequestOutput) -> bool:
+    """It brings tokens and nothing else that is not known."""
+    return (
+        item.finish_reason is None
+        and bool(item.token_ids)
+        and not item.events
+        and item.cached_tokens <= known.num_cached_tokens
+        and item.prompt_logprobs is None
+        and item.kv_transfer is None
+    )
+
+
+def _take_plain(
+    output: RequestOutput, completion: CompletionOutput, bare: Detokenizer, item: EngineOutput
+) -> None:
+    """As `OutputProcessor._take`, for most outputs there are: tokens amid an answer."""
+    tokens, metrics = item.token_ids, output.metrics
+    moment = item.time or time.monotonic()
+    if metrics.first_token_ts is None:
+        metrics.note_tokens(moment)
+    metrics.last_token_ts = moment
+    completion.text += bare.push(tokens)
+    completion.num_shown += len(tokens)
+    completion.token_ids += tokens

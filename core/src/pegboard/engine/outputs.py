@@ -39,19 +39,72 @@ class CompletionOutput:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    @property
+    def num_tokens(self) -> int:
+        """Length of `token_ids`; costs nothing where they are long."""
+        return len(self.token_ids)
+
+    def ids_between(self, start: int, stop: int) -> list[int]:
+        """``token_ids[start:stop]``, at the cost of these alone."""
+        return self.token_ids[start:stop]
+
     def snapshot(self) -> CompletionOutput:
         """A copy that stays as it is while the sequence grows."""
-        return CompletionOutput(
-            self.index,
-            self.text,
-            self.token_ids.copy(),
-            self.cumulative_logprob,
-            None if self.logprobs is None else self.logprobs.copy(),
-            self.finish_reason,
-            self.stop_reason,
-            self.error,
-            self.num_shown,
-        )
+        return _Snapshot(self)
+
+
+class _Snapshot(CompletionOutput):
+    """Shares the growing lists, of which only the first entries count, until they are asked for:
+    most readers look at the text and at what is new."""
+
+    __slots__ = ("_count", "_own_ids", "_own_logprobs", "_shared_ids", "_shared_logprobs")
+
+    def __init__(self, source: CompletionOutput) -> None:
+        """Of the sequence as it is now; its lists are only ever appended to."""
+        self.index = source.index
+        self.text = source.text
+        self.cumulative_logprob = source.cumulative_logprob
+        self.finish_reason = source.finish_reason
+        self.stop_reason = source.stop_reason
+        self.error = source.error
+        self.num_shown = source.num_shown
+        self._shared_ids = source.token_ids
+        self._count = len(self._shared_ids)
+        self._shared_logprobs = source.logprobs
+        self._own_ids: list[int] | None = None
+        self._own_logprobs: list[dict[int, Logprob]] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self._count
+
+    def ids_between(self, start: int, stop: int) -> list[int]:
+        return self._shared_ids[start : min(stop, self._count)]
+
+    @property
+    def token_ids(self) -> list[int]:
+        if self._own_ids is None:
+            self._own_ids = self._shared_ids[: self._count]
+        return self._own_ids
+
+    @token_ids.setter
+    def token_ids(self, value: list[int]) -> None:
+        self._own_ids = value
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        if self._own_logprobs is None and self._shared_logprobs is not None:
+            self._own_logprobs = self._shared_logprobs[: self._count]
+        return self._own_logprobs
+
+    @logprobs.setter
+    def logprobs(self, value: list[dict[int, Logprob]] | None) -> None:
+        self._own_logprobs = value
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles are plain outputs."""
+        names = [field.name for field in attrs.fields(CompletionOutput)]
+        return CompletionOutput, tuple(getattr(self, name) for name in names)
 
 
 @attrs.define

@@ -45,20 +45,26 @@ class Stream:
                 raise error
             if self._done:
                 raise StopAsyncIteration
-            await self._wait()
+            self._waiter = self.post.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         output, self._latest = self._latest, None
         return output
 
     def put(self, state: State) -> None:
         """Replace what was not read. In the event loop."""
-        if isinstance(state, PegboardError):
-            self._error = state
-        else:
+        if isinstance(state, RequestOutput):
             self._latest = state
-        if not isinstance(state, RequestOutput) or state.finished:
+            if state.finished:
+                self._end()
+        else:
+            self._error = state
             self._end()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def limit(self, seconds: float, expire: Callable[[Stream], None]) -> None:
         """Call `expire` unless the stream ends before. In the event loop."""
@@ -75,13 +81,6 @@ class Stream:
         self._done = True
         if self._timer is not None:
             self._timer.cancel()
-
-    async def _wait(self) -> None:
-        self._waiter = self.post.loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
 
 class Post:

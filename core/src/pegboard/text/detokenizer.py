@@ -26,7 +26,7 @@ class IncrementalDetokenizer:
     bytes that the prompt left unfinished are not completed.
     """
 
-    __slots__ = ("_joiner", "_utf8")
+    __slots__ = ("_joiner", "_unfinished", "_utf8")
 
     def __init__(
         self,
@@ -43,11 +43,18 @@ class IncrementalDetokenizer:
         )
         self._joiner.follow(prompt_ids)
         self._utf8 = _new_decoder(errors="replace")
+        self._unfinished = False
+        """The decoder waits for the rest of a character."""
 
     def push(self, ids: Sequence[int]) -> str:
         """Text that is certain after these ids. Never raises: an id that is no token gives no
         text."""
-        return self._utf8.decode(self._joiner.join(ids))
+        data = self._joiner.join(ids)
+        if data.isascii() and not self._unfinished:  # most pieces; the decoder takes longer
+            return data.decode("ascii")
+        text = self._utf8.decode(data)
+        self._unfinished = bool(self._utf8.getstate()[0])
+        return text
 
     def finish(self) -> str:
         """What is left when no more ids come: U+FFFD for a character that was never completed, else

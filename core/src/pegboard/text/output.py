@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from pegboard.api.params import SamplingParams
-from pegboard.api.tokenizer import TextTokenizer
+from pegboard.api.tokenizer import Detokenizer, TextTokenizer
 from pegboard.text.stops import StopMatch, StopMatcher, StopSet
 
 __all__ = ["TextDelta", "TextStream"]
@@ -68,6 +68,12 @@ class TextStream:
         self._ends: deque[int] = deque()
         """Of each token that is not released: the offset in the text where its own text ends."""
         self._stopped = False
+
+    @property
+    def bare(self) -> Detokenizer | None:
+        """The detokeniser, where there is no stop string to look for and all text is shown at
+        once: whoever pushes ids to it need not call `push`. Asked before the first token."""
+        return None if self._matcher.active else self._detokenizer
 
     def push(self, ids: Sequence[int]) -> TextDelta:
         """Take the next tokens and return what can be shown.

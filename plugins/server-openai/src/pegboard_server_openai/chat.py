@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pegboard import RequestOutput
+from pegboard import CompletionOutput, RequestOutput
 from pegboard_server_openai.bodies import ChatRequest, TokenizeRequest
 from pegboard_server_openai.faults import HttpError, json_response
 from pegboard_server_openai.reading import read_body
@@ -27,7 +27,7 @@ from pegboard_server_openai.replies import (
 )
 from pegboard_server_openai.sampling import chat_params
 from pegboard_server_openai.scores import ScoreWriter
-from pegboard_server_openai.sse import DONE, EventStream, event, unless_gone
+from pegboard_server_openai.sse import DONE, AnswerStream, Frame, event, unless_gone
 from pegboard_server_openai.state import ServerState
 from pegboard_server_openai.streams import Batch, Cursor, News
 
@@ -67,7 +67,7 @@ class Chat:
         answer = _Answer(self._state, body, answer_id, model)
         headers = {"x-request-id": answer_id.partition("-")[2]}
         if body.stream:
-            return EventStream(answer.events(batch), batch.close, headers)
+            return AnswerStream(batch, answer, headers)
         try:
             outputs = await unless_gone(request.receive, batch.finished())
         finally:
@@ -117,6 +117,8 @@ class _Choice:
 
     cursor: Cursor
     writer: ScoreWriter | None
+    frame: Frame | None = None
+    """Of chunks where only the text changes."""
 
 
 class _Answer:
@@ -127,6 +129,9 @@ class _Answer:
         self._body = body
         self._id = answer_id
         self._model = model
+        self._options = body.stream_options
+        self._wants_usage = bool(self._options and self._options.include_usage)
+        self._choices: dict[int, _Choice] = {}
         self._created = int(time.time())
 
     def whole(self, output: RequestOutput) -> ChatReply:
@@ -155,26 +160,48 @@ class _Answer:
             reply.prompt_logprobs = output.prompt_logprobs
         return reply
 
-    async def events(self, batch: Batch) -> AsyncIterator[bytes]:
-        """The answer piece by piece; each choice begins with its role."""
-        options = self._body.stream_options
-        wanted = bool(options and options.include_usage)
-        always = bool(options and options.continuous_usage_stats)
-        choices: dict[int, _Choice] = {}
-        async for _, output in batch.states():
-            usage = usage_of([output]) if always else None if wanted else UNSET
-            for item in output.outputs:
-                if item.index not in choices:
-                    choices[item.index] = _Choice(Cursor(), self._writer())
-                    yield event(self._first(item.index, usage, output))
-                choice = choices[item.index]
-                news = choice.cursor.take(item)
-                if news is not None:
-                    piece = self._piece(item.index, news, choice.writer)
-                    yield event(self._chunk([piece], usage))
-        if wanted:
-            yield event(self._chunk([], usage_of(batch.latest.values())))
-        yield DONE
+    def pieces(self, _: int, output: RequestOutput) -> bytes:
+        """Events of what is new; each choice begins with its role."""
+        found = b""
+        for item in output.outputs:
+            choice = self._choices.get(item.index)
+            if choice is None:
+                choice = self._choices[item.index] = _Choice(Cursor(), self._writer())
+                found += event(self._first(item.index, self._usage(output), output))
+            found += self._event(item.index, choice, output, item)
+        return found
+
+    def _event(
+        self, index: int, choice: _Choice, output: RequestOutput, item: CompletionOutput
+    ) -> bytes:
+        if choice.frame is not None:
+            text = choice.cursor.take_text(item)
+            if text is not None:
+                return choice.frame.fill(text)
+        news = choice.cursor.take(item)
+        if news is None:
+            return b""
+        if self._plain and choice.frame is None:
+            same = None if self._wants_usage else UNSET
+            choice.frame = Frame(lambda text: self._chunk([ChunkChoice(index, Delta(text))], same))
+        return event(self._chunk([self._piece(index, news, choice.writer)], self._usage(output)))
+
+    def last(self, outputs: Iterable[RequestOutput]) -> bytes:
+        """The usage, if it was asked for, and the end."""
+        return event(self._chunk([], usage_of(outputs))) + DONE if self._wants_usage else DONE
+
+    def _usage(self, output: RequestOutput) -> Usage | UnsetType | None:
+        """Of a chunk with choices."""
+        if self._options is not None and self._options.continuous_usage_stats:
+            return usage_of([output])
+        return None if self._wants_usage else UNSET
+
+    @property
+    def _plain(self) -> bool:
+        """Nothing but the text changes from chunk to chunk."""
+        body = self._body
+        always = self._options is not None and self._options.continuous_usage_stats
+        return not body.logprobs and not body.return_token_ids and not always
 
     def _first(
         self, index: int, usage: Usage | UnsetType | None, output: RequestOutput

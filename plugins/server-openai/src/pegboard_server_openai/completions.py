@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import attrs
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +18,7 @@ from pegboard_server_openai.reading import read_body
 from pegboard_server_openai.replies import CompletionChoice, CompletionReply, Usage, usage_of
 from pegboard_server_openai.sampling import completion_params
 from pegboard_server_openai.scores import CompletionScores, ScoreWriter
-from pegboard_server_openai.sse import DONE, EventStream, event, unless_gone
+from pegboard_server_openai.sse import DONE, AnswerStream, Frame, event, unless_gone
 from pegboard_server_openai.state import ServerState
 from pegboard_server_openai.streams import Batch, Cursor, News
 
@@ -43,7 +44,7 @@ class Completions:
         answer = _Answer(self._state, body, answer_id, model, params.n)
         headers = {"x-request-id": answer_id.partition("-")[2]}
         if body.stream:
-            return EventStream(answer.events(batch), batch.close, headers)
+            return AnswerStream(batch, answer, headers)
         try:
             outputs = await unless_gone(request.receive, batch.finished())
         finally:
@@ -73,6 +74,16 @@ def _salted(prompts: list[Any], salt: str | None) -> list[Any]:
     return [{key[isinstance(item, str)]: item, "cache_salt": salt} for item in prompts]
 
 
+@attrs.define
+class _Choice:
+    """What is kept of one choice while it is streamed."""
+
+    cursor: Cursor
+    writer: ScoreWriter | None
+    frame: Frame | None = None
+    """Of chunks where only the text changes."""
+
+
 class _Answer:
     """Makes the answer of one body from the states of its requests."""
 
@@ -84,6 +95,9 @@ class _Answer:
         self._id = answer_id
         self._model = model
         self._n = n
+        self._options = body.stream_options
+        self._wants_usage = bool(self._options and self._options.include_usage)
+        self._choices: dict[int, _Choice] = {}
         self._created = int(time.time())
 
     def whole(self, outputs: Sequence[RequestOutput]) -> CompletionReply:
@@ -95,28 +109,45 @@ class _Answer:
         ]
         return self._reply(choices, usage_of(outputs))
 
-    async def events(self, batch: Batch) -> AsyncIterator[bytes]:
-        """The answer piece by piece."""
-        options = self._body.stream_options
-        wanted = bool(options and options.include_usage)
-        always = bool(options and options.continuous_usage_stats)
-        cursors: dict[int, tuple[Cursor, ScoreWriter | None]] = {}
-        async for place, output in batch.states():
-            for item in output.outputs:
-                index = place * self._n + item.index
-                if index not in cursors:
-                    cursors[index] = Cursor(), self._writer()
-                cursor, writer = cursors[index]
-                first = cursor.fresh
-                news = cursor.take(item)
-                if news is None:
-                    continue
-                choice = self._piece(index, news, writer, output if first else None)
-                usage = usage_of([output]) if always else None if wanted else UNSET
-                yield event(self._reply([choice], usage))
-        if wanted:
-            yield event(self._reply([], usage_of(batch.latest.values())))
-        yield DONE
+    def pieces(self, place: int, output: RequestOutput) -> bytes:
+        """Events of what is new in one prompt's request."""
+        found = b""
+        for item in output.outputs:
+            index = place * self._n + item.index
+            if index not in self._choices:
+                self._choices[index] = _Choice(Cursor(), self._writer())
+            found += self._event(index, self._choices[index], output, item)
+        return found
+
+    def _event(
+        self, index: int, choice: _Choice, output: RequestOutput, item: CompletionOutput
+    ) -> bytes:
+        if choice.frame is not None:
+            text = choice.cursor.take_text(item)
+            if text is not None:
+                return choice.frame.fill(text)
+        first = choice.cursor.fresh
+        news = choice.cursor.take(item)
+        if news is None:
+            return b""
+        if self._plain and first:
+            same = None if self._wants_usage else UNSET
+            choice.frame = Frame(lambda text: self._reply([CompletionChoice(index, text)], same))
+        piece = self._piece(index, news, choice.writer, output if first else None)
+        always = self._options is not None and self._options.continuous_usage_stats
+        usage = usage_of([output]) if always else None if self._wants_usage else UNSET
+        return event(self._reply([piece], usage))
+
+    def last(self, outputs: Iterable[RequestOutput]) -> bytes:
+        """The usage, if it was asked for, and the end."""
+        return event(self._reply([], usage_of(outputs))) + DONE if self._wants_usage else DONE
+
+    @property
+    def _plain(self) -> bool:
+        """Nothing but the text changes from chunk to chunk."""
+        body = self._body
+        always = self._options is not None and self._options.continuous_usage_stats
+        return body.logprobs is None and not body.return_token_ids and not always
 
     def _reply(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None

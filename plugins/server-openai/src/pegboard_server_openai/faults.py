@@ -26,6 +26,12 @@ _TYPES = {
 }
 
 
+_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    413: {"Connection": "close"},  # else the rest of the body would still be read
+}
+
+
 class HttpError(PegboardError):
     """An answer that is an error."""
 
@@ -77,5 +83,4 @@ def json_response(
 
 def fault_response(fault: HttpError) -> Response:
     """The answer that is `fault`."""
-    headers = {"WWW-Authenticate": "Bearer"} if fault.status == 401 else None
-    return json_response(error_body(fault), fault.status, headers)
+    return json_response(error_body(fault), fault.status, _HEADERS.get(fault.status))

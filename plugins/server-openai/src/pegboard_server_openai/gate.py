@@ -9,6 +9,7 @@ import attrs
 
 from pegboard_server_openai.faults import HttpError, fault_response
 from pegboard_server_openai.messages_errors import MessagesErrors
+from pegboard_server_openai.sse import DIRECT_SEND
 
 __all__ = ["Gate"]
 
@@ -35,6 +36,7 @@ class Gate:
             await _lifespan(receive, send)
         elif self.app is not None and not self.closing:
             self.running += 1
+            scope[DIRECT_SEND] = send
             try:
                 await self.app(scope, receive, send)
             finally:

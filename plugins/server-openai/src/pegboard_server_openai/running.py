@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -192,6 +193,9 @@ class _Life:
 
     async def _serve(self, engine: Any) -> int:
         self._gate.app = build_app(engine, self._settings.app)
+        gc.collect()
+        gc.freeze()  # what is there stays; looking through it again and again takes long
+        gc.set_threshold(20_000, 20, 50)  # a step of many streams makes thousands of objects
         _LOG.info("serving %s at %s", self._settings.app.root, self._address())
         watch = asyncio.ensure_future(self._watch(engine))
         asked = asyncio.ensure_future(self._asked.wait())

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import msgspec
 
 from pegboard import CompletionOutput, Logprob, RequestOutput, SamplingParams
 from pegboard_server_openai.engine import Stream
@@ -73,11 +74,20 @@ class Batch:
         """The prompt's place and its state, whenever one changes."""
         source = self._one() if len(self._streams) == 1 else self._several()
         async for place, output in source:
-            self.latest[place] = output
-            for item in output.outputs:
-                if item.finish_reason == "error":
-                    raise HttpError(500, item.error or "the request failed")
+            self.note(place, output)
             yield place, output
+
+    @property
+    def single(self) -> Stream | None:
+        """The stream, where there is one only."""
+        return self._streams[0] if len(self._streams) == 1 else None
+
+    def note(self, place: int, output: RequestOutput) -> None:
+        """Keep the state of a stream that is read by itself. Raises `HttpError` for a fault."""
+        self.latest[place] = output
+        for item in output.outputs:
+            if item.finish_reason == "error":
+                raise HttpError(500, item.error or "the request failed")
 
     async def finished(self) -> list[RequestOutput]:
         """All of them when they are complete, in the order of their prompts."""
@@ -121,8 +131,7 @@ async def _feed(queue: asyncio.Queue[Any], place: int, stream: Stream) -> None:
         await queue.put((place, None))
 
 
-@attrs.frozen
-class News:
+class News(msgspec.Struct):
     """What a choice has that was not sent yet."""
 
     text: str
@@ -143,11 +152,21 @@ class Cursor:
 
     def take(self, item: CompletionOutput) -> News | None:
         """What is new; None if nothing is. Ids do not run ahead of the text that they stand for."""
-        end = len(item.token_ids) if item.finished else item.num_shown
-        if self._ended or (end == self._ids and not item.finished):
+        start, end = self._ids, item.num_tokens if item.finished else item.num_shown
+        if self._ended or (end == start and not item.finished):
             return None
-        text, ids = item.text[self._text :], item.token_ids[self._ids : end]
-        scores = None if item.logprobs is None else item.logprobs[self._ids : end]
+        text, ids = item.text[self._text :], item.ids_between(start, end)
+        scores = None if item.logprobs is None else item.logprobs[start:end]
         self.fresh = False
         self._text, self._ids, self._ended = len(item.text), end, item.finished
         return News(text, ids, scores, item)
+
+    def take_text(self, item: CompletionOutput) -> str | None:
+        """The same of the text alone, at less cost, where there is more to come; None where `take`
+        is to be called."""
+        end = item.num_shown
+        if self.fresh or item.finish_reason is not None or end == self._ids:
+            return None
+        text = item.text[self._text :]
+        self._text, self._ids = self._text + len(text), end
+        return text

@@ -17,6 +17,9 @@ from pegboard_server_openai.state import ServerState
 
 __all__ = ["routes"]
 
+_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""Special tokens that stand in ``/tokenizer_info`` by themselves too, as clients expect."""
+
 
 def routes(ctx: EndpointContext) -> Iterable[Route]:
     """``/tokenize``, ``/detokenize`` and ``/tokenizer_info``."""
@@ -79,6 +82,7 @@ class _Tokenizing:
                 "tokenizer_class": type(tokenizer).__name__,
                 "vocab_size": tokenizer.vocab_size,
                 "special_tokens": dict(tokenizer.special_tokens),
+                **{name: tokenizer.special_tokens.get(name) for name in _NAMES},
                 "special_ids": sorted(tokenizer.special_ids),
                 "max_model_len": self._state.engine.max_model_len,
             }
