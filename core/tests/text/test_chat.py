@@ -174,6 +174,20 @@ def test_null_content_reaches_a_template_that_asks_as_null_and_others_as_empty_t
     assert template(joins).render(messages) == "<><>"
 
 
+def test_null_content_is_empty_text_for_a_template_that_asks_for_both() -> None:
+    source = (
+        "{% for m in messages %}"
+        "{% if (m.content is none or m.content == '') and not m.tool_calls %}"
+        "{{ raise_exception('empty') }}{% endif %}"
+        "{% if m.content is string and m.content != '' %}{{ m.content }}"
+        "{% elif m.content | length > 0 %}parts{% endif %}"
+        "{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}{% endfor %}"
+    )
+    assert template(source).render([{"role": "assistant", "tool_calls": [CALL]}]) == "ls"
+    with pytest.raises(RequestError, match="empty"):
+        template(source).render([{"role": "assistant", "content": None}])
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [

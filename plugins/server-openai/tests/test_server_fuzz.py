@@ -46,6 +46,10 @@ def plausible(path: str, body: Any) -> Any:
     right: dict[str, Any] = {
         "/v1/completions": {"prompt": "ab", "max_tokens": 3},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3},
+        "/v1/responses": {"input": "a", "max_output_tokens": 3},
+        "/v1/responses/input_tokens": {"input": "a"},
+        "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3},
+        "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
         "/tokenize": {"prompt": str(body.get("prompt") or "x")},
         "/detokenize": {"tokens": [5, 6]},
     }
@@ -81,7 +85,9 @@ def statuses(http: httpx.Client, api: Any) -> Counter[int]:
         found[reply.status_code] += 1
         assert reply.status_code < 500, (case.body, reply.text)
         if reply.status_code >= 400:
-            assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+            form = {"message", "type"}
+            form |= set() if api.path.startswith("/v1/messages") else {"param", "code"}
+            assert set(reply.json()["error"]) == form
 
     run()
     return found
@@ -95,7 +101,9 @@ def test_no_body_that_fits_the_description_is_a_fault_of_the_server(server: Any)
     for operation in schemathesis.openapi.from_dict(described).get_all_operations():
         api = operation.ok()
         found = statuses(server.http, api)
-        assert found[200] * 5 >= sum(found.values()), (api.method, api.path, found)
+        # No response is kept here.
+        least = 0 if api.path.startswith("/v1/responses/{") else sum(found.values())
+        assert found[200] * 5 >= least, (api.method, api.path, found)
     assert server.http.get("/health").status_code == 200
 
 

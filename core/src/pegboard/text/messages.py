@@ -4,8 +4,8 @@ The policy, one for all templates:
 
 * A message is a mapping with a `role`. Values must be plain data (text, numbers, booleans, null,
   lists, mappings); null entries are left out, content apart.
-* Content that is null or absent reaches a template that asks for null as null, any other as empty
-  text.
+* Content that is null or absent reaches a template that asks for null (and not for empty text) as
+  null, any other as empty text.
 * A list of text parts reaches a template that loops over parts as ``{"type": "text", "text": …}``
   mappings, any other as one text, the parts joined by line breaks. A template that can only loop
   gets plain text as one part.

@@ -25,7 +25,8 @@ class ContentFacts:
     takes_text: bool
     """It can be given plain text: it does not loop over the content, or asks for its kind first."""
     tells_null: bool
-    """It asks whether the content is null."""
+    """It asks whether the content is null, and not whether it is empty text: one that does may
+    measure what it found to be neither."""
 
 
 def content_facts(tree: nodes.Template) -> ContentFacts:
@@ -37,11 +38,11 @@ def content_facts(tree: nodes.Template) -> ContentFacts:
     names = _names_of_content(tree)
     loops = any(_is_content(_loop_source(loop.iter), names) for loop in _all(tree, nodes.For))
     tests = {test.name for test in _all(tree, nodes.Test) if _is_content(test.node, names)}
-    compared = any(_compares_null(node, names) for node in _all(tree, nodes.Compare))
+    compared = {value for node in _all(tree, nodes.Compare) for value in _compared(node, names)}
     return ContentFacts(
         takes_parts=loops,
         takes_text=not loops or bool(tests & _KIND_TESTS),
-        tells_null=compared or "none" in tests,
+        tells_null=(None in compared or "none" in tests) and "" not in compared,
     )
 
 
@@ -88,7 +89,10 @@ def _loop_source(node: nodes.Node | None) -> nodes.Node | None:
         node = node.node
 
 
-def _compares_null(node: nodes.Compare, names: frozenset[str]) -> bool:
-    operands = [operand.expr for operand in node.ops if operand.op in ("eq", "ne")]
-    nulls = any(isinstance(operand, nodes.Const) and operand.value is None for operand in operands)
-    return nulls and _is_content(node.expr, names)
+def _compared(node: nodes.Compare, names: frozenset[str]) -> list[str | None]:
+    """Of null and texts, what the content is compared with."""
+    if not _is_content(node.expr, names):
+        return []
+    constants = [op.expr for op in node.ops if op.op in ("eq", "ne")]
+    values = [found.value for found in constants if isinstance(found, nodes.Const)]
+    return [value for value in values if value is None or isinstance(value, str)]
