@@ -17,7 +17,9 @@ KITS = {
     "platform": {"PlatformKit"},
     "quant": {"QuantKit"},
     "scheduler": {"SchedulerKit"},
+    "stat_logger": {"StatLoggerKit"},
     "tokenizer": {"TokenizerKit"},
+    "tracer": {"TracerKit"},
 }
 """Surface -> the classes of the kit, one of which a test class derives from."""
 
