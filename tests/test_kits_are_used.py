@@ -22,6 +22,8 @@ KITS = {
     "scheduler": {"SchedulerKit"},
     "stat_logger": {"StatLoggerKit"},
     "tokenizer": {"TokenizerKit"},
+    "tracer": {"TracerKit"},
+    "tracer": {"TracerKit"},
 }
 """Surface -> the classes of the kit, one of which a test class derives from."""
 

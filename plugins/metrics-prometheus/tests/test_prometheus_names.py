@@ -106,6 +106,14 @@ DASHBOARDS = {
         vllm:engine_sleep_state{sleep_state="awake"} vllm:time_to_first_token_seconds_bucket
         vllm:num_requests_running vllm:generation_tokens_total
         vllm:request_success_total{finished_reason="error"} vllm:request_success_total""",
+    "overview, but for HTTP requests": """
+        vllm:request_success_total{finished_reason="error"} vllm:prompt_tokens_total
+        vllm:generation_tokens_total vllm:time_to_first_token_seconds_bucket
+        vllm:time_to_first_token_seconds_sum vllm:time_to_first_token_seconds_count
+        vllm:inter_token_latency_seconds_bucket vllm:inter_token_latency_seconds_sum
+        vllm:e2e_request_latency_seconds_bucket vllm:num_requests_running
+        vllm:num_requests_waiting_by_reason{reason="deferred"} vllm:kv_cache_usage_perc
+        vllm:num_preemptions_total""",
     "the head of KV cache": """
         vllm:kv_cache_usage_perc vllm:prefix_cache_hits_total vllm:prefix_cache_queries_total
         vllm:prompt_tokens_cached_total vllm:prompt_tokens_total vllm:num_preemptions_total

@@ -24,19 +24,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 
 from pegboard import LLM, AsyncLLM, SamplingParams
-from pegboard.api.stat_logger_front import RequestFacts
 from pegboard.api.tracer import TracerContext
 from pegboard.errors import ConfigError
 from pegboard.testing.checkpoints import write_tiny_model
+from pegboard_testkit.told import NULL_ENGINE, ended
 from pegboard_tracing_otel.settings import Settings
 from pegboard_tracing_otel.spans import OtelTracer
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-{flags}"
-NULL: dict[str, Any] = {
-    "distributed_executor_backend": "null",
-    "max_model_len": 64,
-    "num_gpu_blocks_override": 32,
-}
 
 
 class Collector:
@@ -122,25 +117,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def facts(name: str = "r", **more: Any) -> RequestFacts:
-    known: dict[str, Any] = {
-        "arrival": 1000.5,
-        "prompt_tokens": 7,
-        "cached_tokens": 4,
-        "generated": (3, 2),
-        "reasons": ("stop", "length"),
-        "max_tokens": 9,
-        "params": SamplingParams(n=2, temperature=0.5, top_p=0.75),
-        "seconds": 2.0,
-        "first_token": 0.5,
-        "queue": 0.125,
-        "prefill": 0.25,
-        "decode": 1.0,
-        "preemptions": 0,
-    }
-    return RequestFacts(name, **{**known, **more})
-
-
 def opened(endpoint: str, **settings: Any) -> OtelTracer:
     return OtelTracer(TracerContext("a/model", endpoint, Settings(**settings)))
 
@@ -149,8 +125,8 @@ def test_the_span_of_a_request_has_vllms_attributes_and_its_parent(over_http: An
     endpoint, kept = over_http
     tracer = opened(endpoint, protocol="http/protobuf", headers={"key": "k"}, service_name="chat")
     headers = {"traceparent": PARENT.format(flags="01"), "tracestate": "a=b"}
-    tracer.finished(facts(trace_headers=headers))
-    tracer.finished(facts("failed", reasons=("error",), generated=(0,), decode=None, prefill=None))
+    tracer.finished(ended(trace_headers=headers))
+    tracer.finished(ended("failed", reasons=("error",), generated=(0,), decode=None, prefill=None))
     tracer.close()
     good, bad = kept.spans
     assert good.name == "llm_request" and good.kind == good.SPAN_KIND_SERVER
@@ -187,7 +163,7 @@ def test_an_engine_that_serves_sends_a_span_for_each_request(
     model: str, over_grpc: tuple[str, Collector]
 ) -> None:
     endpoint, kept = over_grpc
-    llm = AsyncLLM(model, **NULL, otlp_traces_endpoint=endpoint)
+    llm = AsyncLLM(model, **NULL_ENGINE, otlp_traces_endpoint=endpoint)
     params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 
     async def ask(name: str, **more: Any) -> None:
@@ -219,7 +195,7 @@ def test_what_is_not_sampled_is_not_sent(over_http: Any) -> None:
     tracer = opened(endpoint, protocol="http/protobuf", sample_ratio=0.0)
     for name, flags in (("no parent", None), ("silent", "00"), ("loud", "01")):
         headers = {} if flags is None else {"traceparent": PARENT.format(flags=flags)}
-        tracer.finished(facts(name, trace_headers=headers))
+        tracer.finished(ended(name, trace_headers=headers))
     tracer.close()
     assert [attributes(span)["gen_ai.request.id"] for span in kept.spans] == ["loud"]
 
@@ -234,7 +210,7 @@ def test_a_collector_that_is_away_holds_nobody_up(
         tracer = opened(f"http://127.0.0.1:{taken.getsockname()[1]}", protocol=protocol)
         started = time.monotonic()
         for number in range(3000):
-            tracer.finished(facts(str(number)))
+            tracer.finished(ended(str(number)))
         assert time.monotonic() - started < 5
         started = time.monotonic()
         tracer.close()
@@ -261,4 +237,4 @@ def test_without_an_endpoint_there_is_nobody_to_send_to(
     for name in ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="'otel' needs otlp_traces_endpoint"):
-        build(model, **NULL, tracer="otel")
+        build(model, **NULL_ENGINE, tracer="otel")

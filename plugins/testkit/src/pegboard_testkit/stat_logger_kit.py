@@ -12,6 +12,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,17 @@ import pytest
 
 from pegboard import LLM, EngineConfig, SamplingParams
 from pegboard.api.descriptor import LazyRef
-from pegboard.api.stat_logger import StatLogger, StatLoggerContext
-from pegboard.api.stat_logger_front import FrontContext
+from pegboard.api.stat_logger import StatLogger, StatLoggerContext, StatRecorder, StepStats
+from pegboard.api.stat_logger_front import FrontContext, FrontRecorder, RequestAdded
 from pegboard.testing.boards import board_with
 from pegboard.testing.checkpoints import write_tiny_model
+from pegboard_testkit.told import ended_in_all_ways, scheduled, token_batch
 
 __all__ = ["StatLoggerKit"]
+
+STREAMS = 256
+TOKEN_SECONDS = 20e-6
+"""Of a processor, some twenty times what a token should take: machines that test are busy."""
 
 
 class _Timed:
@@ -51,6 +57,8 @@ class StatLoggerKit:
     """Tests of a logger; subclass it in a test file under a name that begins with ``Test``."""
 
     logger: StatLogger
+    settings: Any = None
+    """What its halves are opened with where no engine opens them."""
     step_seconds = 0.01
     """What a method may take at the median: the next step, or the readers of answers, wait for
     it."""
@@ -118,15 +126,38 @@ class StatLoggerKit:
         return (self.logger.open is not None) + (self.logger.observe is not None)
 
     def test_it_closes_soon_though_nothing_was_recorded(self) -> None:
-        front = FrontContext("a model", EngineConfig(model="a model"), 16, 64)
-        halves = ((self.logger.open, StatLoggerContext("a model")), (self.logger.observe, front))
-        for reference, context in halves:
-            if reference is not None:
-                recorder = reference.load()(context)
-                begin = time.perf_counter()
-                recorder.close()
-                took = time.perf_counter() - begin
-                assert took < self.close_seconds, f"closing takes {took:.1f} s"
+        for recorder in self._opened():
+            begin = time.perf_counter()
+            recorder.close()
+            took = time.perf_counter() - begin
+            assert took < self.close_seconds, f"closing takes {took:.1f} s"
+
+    def test_it_takes_all_that_may_happen_from_one_thread_after_another(self) -> None:
+        for recorder in self._opened():
+            told = _tell_steps if hasattr(recorder, "record") else _tell_requests
+            for _ in range(3):
+                with ThreadPoolExecutor(1) as thread:
+                    thread.submit(told, recorder).result()
+            recorder.close()
+
+    def test_tokens_are_taken_quickly(self) -> None:
+        batch, rounds = token_batch(STREAMS), 50
+        for recorder in self._opened():
+            if not hasattr(recorder, "record"):
+                begin = time.process_time()
+                for _ in range(rounds):
+                    recorder.tokens(batch)
+                took = (time.process_time() - begin) / rounds / STREAMS
+                assert took < TOKEN_SECONDS, f"{took * 1e6:.1f} µs for a token"
+            recorder.close()
+
+    def _opened(self) -> list[Any]:
+        """Each half that there is, outside of an engine."""
+        config = EngineConfig(model="a model", num_gpu_blocks_override=16)
+        front = FrontContext("a model", config, 16, 64, settings=self.settings)
+        step = StatLoggerContext("a model", settings=self.settings)
+        halves = ((self.logger.open, step), (self.logger.observe, front))
+        return [ref.load()(context) for ref, context in halves if ref is not None]
 
     @contextmanager
     def _engine(self, folder: Path) -> Iterator[LLM]:
@@ -142,3 +173,18 @@ class StatLoggerKit:
     def _ask(self, llm: LLM) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
         llm.generate([[5, 6, 7], [8, 9]], params, use_tqdm=False)
+
+
+def _tell_steps(recorder: StatRecorder) -> None:
+    for step in range(3):
+        recorder.record(StepStats(float(step), step, 2, 9, 2, step % 2, scheduled(2)))
+
+
+def _tell_requests(recorder: FrontRecorder) -> None:
+    """All ways to end, with a reset of the cache in between."""
+    for number, facts in enumerate(ended_in_all_ways()):
+        recorder.added(RequestAdded(facts.request_id, facts.arrival, facts.prompt_tokens, 1))
+        recorder.scheduler(scheduled(number, resets=number // 3))
+        recorder.tokens(token_batch(4))
+        recorder.finished(facts)
+    recorder.scheduler(scheduled(0, resets=1))
