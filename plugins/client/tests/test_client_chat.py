@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -58,6 +59,13 @@ def test_a_talk_on_a_terminal(fake: Any, terminal: Callable[..., Any]) -> None:
     ]
 
 
+def at_the_prompt(talk: Any) -> None:
+    """The prompt is shown, and the line editor waits for keys: an interrupt that comes between the
+    two is looked at with the next key only."""
+    talk.until("> ")
+    time.sleep(0.3)
+
+
 def test_an_interrupt_stops_the_answer_and_two_at_the_prompt_leave(
     fake: Any, terminal: Callable[..., Any]
 ) -> None:
@@ -75,15 +83,16 @@ def test_an_interrupt_stops_the_answer_and_two_at_the_prompt_leave(
     talk.type("again\n")
     talk.until("<again>")
     assert fake.bodies[1]["messages"][1]["content"].startswith("word0 word1 word2 word3")
-    talk.until("> ")
+    at_the_prompt(talk)
     talk.type("\x03")
     talk.until("leaves)")
     talk.until("> ")
     talk.type("more\n")
     talk.until("<more>")
-    talk.until("> ")
+    at_the_prompt(talk)
     talk.type("\x03")
     talk.until("leaves)")
+    at_the_prompt(talk)
     talk.type("\x03")
     assert talk.ended() == 0
     assert fake.left == 1
