@@ -16,13 +16,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pegboard.cli import dispatch
-from pegboard.plugins import Board, build_board
 from pegboard.testing.checkpoints import ByteVocabulary, write_scripted_model
 
 SCRIPT = "Hello, 😀!"
@@ -179,24 +178,20 @@ def fake() -> Iterator[FakeServer]:
     server.close()
 
 
-@pytest.fixture(scope="session")
-def command_board() -> Board:
-    return build_board(surfaces=("command",))
-
-
 @pytest.fixture
-def run(command_board: Board, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """``run("chat", "--url", …, stdin="text")``: a command line, in this process; its exit code.
-
-    The plugins are looked for once, not at each call.
-    """
-    monkeypatch.setattr(dispatch, "_command_board", lambda: command_board)
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """``run("chat", "--url", …, stdin="text")``: a command line, in this process; its exit code."""
+    (script,) = entry_points(group="console_scripts", name="pegboard")
+    main = script.load()
     log = logging.getLogger("pegboard")
-    monkeypatch.setattr(log, "handlers", list(log.handlers))
+    for part, value in (("handlers", list(log.handlers)), ("level", log.level)):
+        monkeypatch.setattr(log, part, value)
 
     def call(*words: str, stdin: str = "") -> int:
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        return dispatch.run(list(words))
+        monkeypatch.setattr(sys, "argv", ["pegboard", *words])
+        code: int = main()
+        return code
 
     return call
 

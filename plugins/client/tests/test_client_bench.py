@@ -171,5 +171,11 @@ def test_a_model_is_measured_without_a_server(
     assert (found["num_requests"], found["total_num_tokens"]) == (4, 64)
     assert found["total_output_tokens"] == 24
     assert found["tokens_per_second"] == pytest.approx(64 / found["elapsed_time"])
-    assert run(*words, "--num-warmups", "0") == 0
-    assert "output tokens per second" in capsys.readouterr().out
+    talks = tmp_path / "talks.json"
+    turns = [{"value": "one two three"}, {"value": "four five"}]
+    talks.write_text(json.dumps([{"conversations": turns}]))
+    data = ("--dataset-name", "sharegpt", "--dataset-path", str(talks), "--num-warmups", "0")
+    assert run("bench", "throughput", str(model), *data, *engine) == 0
+    text = capsys.readouterr().out
+    assert f"input tokens {len('one two three'):>26}" in text
+    assert "output tokens per second" in text

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pegboard.errors import RequestError
+from pegboard_client.talkers import LocalTalker, Piece
+
 CODE = "import sys; from pegboard.cli import main; sys.exit(main())"
-SCRIPT = "Hello, 😀!"
 
 
 def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -54,6 +59,13 @@ def test_a_talk_on_a_terminal(fake: Any, terminal: Callable[..., Any]) -> None:
     ]
 
 
+def at_the_prompt(talk: Any) -> None:
+    """The prompt is shown, and the line editor waits for keys: an interrupt that comes between the
+    two is looked at with the next key only."""
+    talk.until("> ")
+    time.sleep(0.3)
+
+
 def test_an_interrupt_stops_the_answer_and_two_at_the_prompt_leave(
     fake: Any, terminal: Callable[..., Any]
 ) -> None:
@@ -71,32 +83,74 @@ def test_an_interrupt_stops_the_answer_and_two_at_the_prompt_leave(
     talk.type("again\n")
     talk.until("<again>")
     assert fake.bodies[1]["messages"][1]["content"].startswith("word0 word1 word2 word3")
-    talk.until("> ")
+    at_the_prompt(talk)
     talk.type("\x03")
     talk.until("leaves)")
     talk.until("> ")
     talk.type("more\n")
     talk.until("<more>")
-    talk.until("> ")
+    at_the_prompt(talk)
     talk.type("\x03")
     talk.until("leaves)")
+    at_the_prompt(talk)
     talk.type("\x03")
     assert talk.ended() == 0
     assert fake.left == 1
 
 
-def test_a_local_model_talks_on_a_terminal_and_its_process_ends(
-    scripted: Path, terminal: Callable[..., Any]
-) -> None:
-    talk = terminal(
-        "chat", str(scripted), "--temperature", "0", "-o", "num_gpu_blocks_override=300"
-    )
-    talk.until("> ", seconds=120)
-    talk.type("hi\n")
-    talk.until(SCRIPT)
-    talk.until("> ")
-    talk.type("\x04")
-    assert talk.ended() == 0
+class Model:
+    """Stands in for an `AsyncLLM`: its states grow by a letter."""
+
+    def __init__(self, text: str, error: str | None = None) -> None:
+        self.text, self.error = text, error
+        self.asked: list[Any] = []
+        self.closed = 0
+
+    async def apply_chat_template(self, messages: list[dict[str, str]]) -> str:
+        return "/".join(message["content"] for message in messages)
+
+    async def generate(self, prompt: Any, params: Any) -> AsyncGenerator[Any, None]:
+        self.asked.append((prompt, params))
+        try:
+            for end in range(1, len(self.text) + 1):
+                reason = "stop" if end == len(self.text) else None
+                item = SimpleNamespace(
+                    text=self.text[:end], finish_reason=reason, error=reason and self.error
+                )
+                yield SimpleNamespace(outputs=[item])
+        finally:
+            self.closed += 1
+
+
+async def pieces(talker: LocalTalker, ask: Any, count: int = 99) -> list[Piece]:
+    found: list[Piece] = []
+    async with aclosing(talker.answer(ask)) as answer:
+        async for piece in answer:
+            found.append(piece)
+            if len(found) == count:
+                break
+    return found
+
+
+def test_a_local_model_is_asked_with_its_template_and_streams_what_its_states_add() -> None:
+    model = Model("abc")
+    talker = LocalTalker(model, "name", "params")
+    question = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    found = asyncio.run(pieces(talker, question))
+    assert found == [Piece("a"), Piece("b"), Piece("c", "stop")]
+    asyncio.run(pieces(talker, "plain"))
+    assert model.asked == [("s/q", "params"), ("plain", "params")]
+
+
+def test_a_reader_that_goes_away_ends_the_request_of_a_local_model() -> None:
+    model = Model("abc")
+    asyncio.run(pieces(LocalTalker(model, "name", None), "plain", count=1))
+    assert model.closed == 1
+
+
+def test_a_local_answer_that_fails_is_an_error() -> None:
+    with pytest.raises(RequestError, match="it broke"):
+        asyncio.run(pieces(LocalTalker(Model("abc", "it broke"), "name", None), "plain"))
 
 
 def test_a_real_pipe_gets_the_answers_alone(fake: Any) -> None:

@@ -138,6 +138,20 @@ def test_a_server_is_talked_with_and_measured(
     assert done.returncode == 0 and json.loads(done.stdout)["completed"] == 40
 
 
+def test_a_local_model_talks_on_a_terminal_and_its_process_ends(
+    scripted: Path, terminal: Callable[..., Any]
+) -> None:
+    talk = terminal(
+        "chat", str(scripted), "--temperature", "0", "-o", "num_gpu_blocks_override=300"
+    )
+    talk.until("> ", seconds=120)
+    talk.type("hi\n")
+    talk.until(SCRIPT)
+    talk.until("> ")
+    talk.type("\x04")
+    assert talk.ended() == 0
+
+
 def test_a_talk_that_is_left_leaves_no_process(
     scripted: Path, terminal: Callable[..., Any]
 ) -> None:

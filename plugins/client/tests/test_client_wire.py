@@ -70,8 +70,9 @@ async def whole(_: Any, writer: asyncio.StreamWriter, body: bytes) -> None:
 
 async def ask(wire: Wire, body: bytes = b"{}") -> tuple[int, bytes]:
     got: list[bytes] = []
-    status = await wire.post("/v1/x", body, lambda data, now: got.append(data))
-    return status, b"".join(got)
+    reply = await wire.post("/v1/x", body, lambda data, now: got.append(data))
+    assert reply.headers["transfer-encoding"] == "chunked"
+    return reply.status, b"".join(got)
 
 
 def test_a_body_is_sent_and_its_answer_read_without_framing() -> None:
@@ -188,9 +189,25 @@ def test_errors_inside_and_instead_of_a_stream_are_told() -> None:
     assert errors[:3] == [
         "status 404: no model",
         "it died",
-        "the answer has no token, or was not streamed",
+        "the answer has no chunk, or was not streamed",
     ]
     assert errors[3].startswith("the server sent what is no chunk")
+
+
+def test_an_answer_that_shows_nothing_is_measured_by_its_chunks() -> None:
+    async def silent(_: Any, writer: asyncio.StreamWriter, body: bytes) -> None:
+        writer.write(HEAD + chunk('data: {"choices": [{"delta": {"role": "assistant"}}]}\n\n'))
+        await asyncio.sleep(0.05)
+        end = '{"choices": [{"delta": {}, "finish_reason": "length"}]}'
+        usage = '{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 3}}'
+        writer.write(chunk(f"data: {end}\n\ndata: {usage}\n\n") + b"0\r\n\r\n")
+
+    async def work(wire: Wire, socket: Socket) -> None:
+        record = await Load(wire, "/v1/x").ask(b"{}")
+        assert record.error == "" and record.output_tokens == 3
+        assert 0 < record.ttft <= record.e2el - 0.04
+
+    talk(silent, work)
 
 
 @pytest.mark.parametrize("limit", [None, 2])

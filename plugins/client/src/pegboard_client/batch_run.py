@@ -7,13 +7,14 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import attrs
-import httpx
+import msgspec
 
 from pegboard_client.batch_lines import BadLine, Job, Progress, error_line, reply_line
-from pegboard_client.server import Server, ServerError, checked, network_faults
+from pegboard_client.server import Server, ServerError, checked
+from pegboard_client.wire import Wire
 
 __all__ = ["BatchRun", "Meter"]
 
@@ -53,12 +54,20 @@ class Meter:
         return f"{done} of {self.total} done, {self.progress.failed} failed, {rate:.1f}/s{left}"
 
 
+class Answer(NamedTuple):
+    """Of a server, good or bad."""
+
+    status: int
+    request_id: str
+    body: bytes
+
+
 @attrs.define
 class BatchRun:
     """Answers jobs and writes a whole line for each, in the order in which they end."""
 
     server: Server
-    client: httpx.AsyncClient
+    wire: Wire
     out: BinaryIO
     progress: Progress
     meter: Meter
@@ -82,10 +91,9 @@ class BatchRun:
                 self._write(error_line(item), failed=True)
                 self.progress.refused.add(number)
             else:
-                reply = await self._send(item)
-                name = reply.headers.get("x-request-id", "")
-                line = reply_line(number, item, reply.status_code, name, reply.content)
-                self._write(line, failed=reply.status_code >= 400)
+                answer = await self._send(item)
+                line = reply_line(number, item, *answer)
+                self._write(line, failed=answer.status >= 400)
                 self.progress.answered.add(item.custom_id)
             self.meter.tell()
 
@@ -94,19 +102,25 @@ class BatchRun:
         self.out.flush()
         self.progress.failed += failed
 
-    async def _send(self, job: Job) -> httpx.Response:
+    async def _send(self, job: Job) -> Answer:
         for attempt in range(self.retries + 1):
             try:
-                with network_faults(self.server):
-                    reply = await self.client.post(job.path, json=job.body)
-                if reply.status_code not in RETRIED and reply.status_code not in (401, 403):
-                    return reply
-                checked(self.server, reply.status_code, reply.content)
+                return await self._once(job)
             except ServerError as error:
                 if attempt == self.retries or error.status in (401, 403):
                     raise
             await asyncio.sleep(_pause(attempt))
         raise AssertionError("the last attempt returns or raises")
+
+    async def _once(self, job: Job) -> Answer:
+        """Raises `ServerError` also where the status tells that this server answers nobody now."""
+        parts: list[bytes] = []
+        sent = msgspec.json.encode(job.body)
+        reply = await self.wire.post(job.path, sent, lambda data, _: parts.append(data))
+        body = b"".join(parts)
+        if reply.status in (*RETRIED, 401, 403):
+            checked(self.server, reply.status, body)
+        return Answer(reply.status, reply.headers.get("x-request-id", ""), body)
 
 
 def _pause(attempt: int) -> float:

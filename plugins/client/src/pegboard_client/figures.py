@@ -187,10 +187,15 @@ def _client(outcome: Outcome) -> dict[str, Any]:
     lag = percentile(sorted(outcome.loop_lags), 99)
     good = [record for record in outcome.records if not record.error]
     notes = []
-    if share > BUSY_SHARE or lag > LATE_SECONDS:
+    if share > BUSY_SHARE:
         notes.append(
-            f"this client was the bottleneck or close to it: it used {100 * share:.0f} % of a "
-            f"processor and was up to {1000 * lag:.1f} ms late; use several, or a quicker machine"
+            f"this client was the bottleneck or close to it: it used {100 * share:.0f} % of the "
+            "one processor that it can use; share the load out among several"
+        )
+    elif lag > LATE_SECONDS:
+        notes.append(
+            f"this machine was too busy for this client: it came to its work {1000 * lag:.1f} ms "
+            "late (p99), and times are told as too long by as much"
         )
     if any(not record.counted for record in good):
         notes.append("the server tells no usage: pieces of answers were counted as tokens")

@@ -81,15 +81,25 @@ class _Collector:
         self._record = record
         self.events = Events()
         self.pieces = 0
-        self.done = False
+        self._seen: tuple[float, float] | None = None
+        """When the first and the last chunk with a choice came, whatever they held."""
 
     def take(self, data: bytes, now: float) -> None:
         """Bytes of the body, and when they came."""
         for event in self.events.feed(data):
-            if event == DONE:
-                self.done = True
-            elif not self._record.error:
+            if event != DONE and not self._record.error:
                 self._read(event, now)
+
+    def finish(self) -> None:
+        """The answer has ended. One that shows nothing, of special tokens say, was answered all the
+        same: its chunks are what there is to go by."""
+        record = self._record
+        if not self.pieces and self._seen is not None:
+            record.first, record.last = self._seen
+        elif not self.pieces and not record.error:
+            record.error = "the answer has no chunk, or was not streamed"
+        if not record.counted:
+            record.output_tokens = self.pieces
 
     def _read(self, event: bytes, now: float) -> None:
         record = self._record
@@ -101,6 +111,7 @@ class _Collector:
         if frame.error is not None:
             record.error = told(0, event)
         if frame.choices:
+            self._seen = (self._seen[0] if self._seen else now, now)
             if frame.bears_token:
                 self._piece(now)
             elif self.pieces:
@@ -178,16 +189,13 @@ class Load:
         record = Record(time.perf_counter(), scheduled)
         collector = _Collector(record)
         try:
-            status = await self.wire.post(self.path, body, collector.take)
+            reply = await self.wire.post(self.path, body, collector.take)
         except ServerError as error:
             record.error = str(error)
             return record
-        if status >= 400:
-            record.error = f"status {status}: {told(status, collector.events.rest)}"
-        elif not record.error and not collector.pieces:
-            record.error = "the answer has no token, or was not streamed"
-        if not record.counted:
-            record.output_tokens = collector.pieces
+        if reply.status >= 400:
+            record.error = f"status {reply.status}: {told(reply.status, collector.events.rest)}"
+        collector.finish()
         return record
 
 

@@ -14,7 +14,7 @@ from pegboard_client.load import Outcome
 __all__ = ["Curve", "Panel", "draw", "panels"]
 
 WIDTH, HEIGHT = 460, 300
-LEFT, RIGHT, TOP, BOTTOM = 60, 16, 34, 44
+LEFT, RIGHT, TOP, BOTTOM = 60, 24, 34, 44
 COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#8250df")
 MOST_POINTS = 400
 

@@ -20,6 +20,7 @@ from pegboard_client.batch_run import BatchRun, Meter
 from pegboard_client.child_server import own_server
 from pegboard_client.options import KeyOption, UrlOption
 from pegboard_client.server import Server, choose_model
+from pegboard_client.wire import Wire
 
 __all__ = ["EXIT_ALL_FAILED", "EXIT_SOME_FAILED", "run_batch"]
 
@@ -198,12 +199,18 @@ async def _answer(task: Task, words: Sequence[str], name: str, files: BatchFiles
             server = await stack.enter_async_context(own_server(words))
         else:
             server = Server.at(task.url, task.key)
-        client = await stack.enter_async_context(server.client(connections=task.at_once))
-        model = name if task.url is None else await choose_model(client, server, task.model)
+        model = name if task.url is None else await _model(task, server)
         progress = files.meter.progress
-        run = BatchRun(server, client, files.out, progress, files.meter, task.retries)
+        wire = Wire(server)
+        stack.callback(wire.close)
+        run = BatchRun(server, wire, files.out, progress, files.meter, task.retries)
         files.meter.start()
         await run.run(_todo(task, model, progress), task.at_once)
+
+
+async def _model(task: Task, server: Server) -> str:
+    async with server.client(seconds=60) as client:
+        return await choose_model(client, server, task.model)
 
 
 def _todo(task: Task, model: str, progress: Progress) -> Iterator[tuple[int, Job | BadLine]]:

@@ -75,7 +75,8 @@ class Server:
     ) -> AsyncIterator[httpx.AsyncClient]:
         """An HTTP client; `seconds` is the longest silence of an answer, None for any."""
         limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-        transport = httpx.AsyncHTTPTransport(limits=limits, uds=self.socket)
+        secure = self.base.startswith("https:")  # reading certificates takes a while
+        transport = httpx.AsyncHTTPTransport(verify=secure, limits=limits, uds=self.socket)
         timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS, pool=None)
         async with httpx.AsyncClient(
             base_url=self.base, headers=self.headers, timeout=timeout, transport=transport

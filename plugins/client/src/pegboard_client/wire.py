@@ -1,5 +1,5 @@
-"""HTTP as thin as it can be: what is measured is the server, so bytes get their time stamp before
-anything looks into them.
+"""HTTP as thin as it can be, for many requests: a benchmark measures the server and not its client,
+so bytes get their time stamp before anything looks into them.
 
 A connection is an asyncio protocol with a parser written in C. Connections are kept and used again,
 as clients of a server do. There are no redirects, proxies or compressed bodies.
@@ -10,18 +10,26 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httptools
 
 from pegboard_client.server import Server, ServerError
 
-__all__ = ["Wire"]
+__all__ = ["Reply", "Wire"]
 
 OnData = Callable[[bytes, float], None]
 """Is given bytes of a body, and when they came by the clock of `time.perf_counter`."""
+
+
+class Reply(NamedTuple):
+    """An answer that has ended; its body was handed on while it came."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in small letters."""
 
 
 class Wire:
@@ -30,6 +38,7 @@ class Wire:
     def __init__(self, server: Server, *, connect_seconds: float = 10.0) -> None:
         parts = urlsplit(server.base)
         self._host = parts.hostname or ""
+        self._socket = server.socket
         self._secure = parts.scheme == "https"
         self._port = parts.port or (443 if self._secure else 80)
         self._prefix = parts.path.rstrip("/")
@@ -38,8 +47,8 @@ class Wire:
         self._idle: list[_Connection] = []
         self._connect_seconds = connect_seconds
 
-    async def post(self, path: str, body: bytes, on_data: OnData) -> int:
-        """Send a JSON body and return the answer's status when its body has ended.
+    async def post(self, path: str, body: bytes, on_data: OnData) -> Reply:
+        """Send a JSON body and return the answer when it has ended.
 
         Raises `ServerError` if the server cannot be reached or breaks off. A kept connection that
         the server has closed meanwhile is replaced once.
@@ -66,9 +75,9 @@ class Wire:
         while self._idle:
             self._idle.pop().close()
 
-    async def _exchange(self, connection: _Connection, data: bytes, on_data: OnData) -> int:
+    async def _exchange(self, connection: _Connection, data: bytes, on_data: OnData) -> Reply:
         try:
-            status = await connection.exchange(data, on_data)
+            reply = await connection.exchange(data, on_data)
         except BaseException:
             connection.close()
             raise
@@ -76,19 +85,24 @@ class Wire:
             self._idle.append(connection)
         else:
             connection.close()
-        return status
+        return reply
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
         context = ssl.create_default_context() if self._secure else None
-        opening = loop.create_connection(_Connection, self._host, self._port, ssl=context)
+        opening: Any = (
+            loop.create_connection(_Connection, self._host, self._port, ssl=context)
+            if self._socket is None
+            else loop.create_unix_connection(_Connection, self._socket)
+        )
         try:
             _, connection = await asyncio.wait_for(opening, self._connect_seconds)
         except asyncio.TimeoutError:
             raise ServerError(f"{self._name} does not take connections in time") from None
         except OSError as error:
             raise ServerError(f"cannot reach {self._name}: {error}") from None
-        return connection
+        made: _Connection = connection
+        return made
 
 
 class _StaleError(Exception):
@@ -100,17 +114,19 @@ class _Connection(asyncio.Protocol):
         self.reusable = False
         self._transport: Any = None
         self._parser: Any = None
-        self._answer: asyncio.Future[int] | None = None
+        self._answer: asyncio.Future[Reply] | None = None
+        self._headers: dict[str, str] = {}
         self._on_data: OnData | None = None
         self._now = 0.0
         self._begun = False
         self._lost = False
 
-    async def exchange(self, data: bytes, on_data: OnData) -> int:
+    async def exchange(self, data: bytes, on_data: OnData) -> Reply:
         """One request and its answer."""
         if self._lost:
             raise _StaleError
         self.reusable, self._begun, self._on_data = False, False, on_data
+        self._headers = {}
         self._parser = httptools.HttpResponseParser(self)
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(data)
@@ -138,6 +154,10 @@ class _Connection(asyncio.Protocol):
         gone = ServerError(f"the server broke its answer off{why}")
         self._fail(gone if self._begun else _StaleError())
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser."""
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
     def on_body(self, body: bytes) -> None:
         """Called by the parser with what is no framing."""
         if self._on_data is not None:
@@ -147,7 +167,7 @@ class _Connection(asyncio.Protocol):
         """Called by the parser at the end of the answer."""
         self.reusable = self._parser.should_keep_alive()
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(self._parser.get_status_code())
+            self._answer.set_result(Reply(self._parser.get_status_code(), self._headers))
 
     def _fail(self, error: Exception) -> None:
         if self._answer is not None and not self._answer.done():
