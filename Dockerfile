@@ -40,7 +40,6 @@ RUN if [ "$DEVICE" = cuda ]; then \
 COPY --from=install /app /app
 ENV PATH=/app/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    PEGBOARD_CACHE=/models \
     HF_HOME=/models/hub
 USER 10001
 WORKDIR /models

@@ -23,7 +23,7 @@ pip="$environment/bin/python -m pip install --no-cache-dir --disable-pip-version
 
 # Our names are tied to the files in the folder, whatever an index may have under the same names.
 ties=$(mktemp)
-for wheel in "$wheels"/pegboard*.whl; do
+for wheel in "$wheels"/pegboard_*.whl; do
   name=$(basename "$wheel" | cut -d- -f1)
   echo "$name @ file://$wheel"
 done > "$ties"
@@ -36,6 +36,9 @@ name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
 print(re.search(r"^Requires-Dist: (torch[<>=!~].*)$", archive.read(name).decode(), re.M)[1])
 ' "$wheels")
 $pip "$@" ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$torch"
-$pip "$@" --constraint "$ties" "pegboard[$extras]"
+set -- "$@" --constraint "$ties"
+for wheel in "$wheels"/pegboard-*.whl; do
+  $pip "$@" "pegboard[$extras] @ file://$wheel"
+done
 rm "$ties"
 "$environment/bin/pegboard" plugins list
