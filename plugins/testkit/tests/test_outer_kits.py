@@ -229,7 +229,7 @@ class _DeafKit(TestDiary):
 def test_a_logger_that_blocks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorders = _SlowKit().watch(monkeypatch)
     with pytest.raises(AssertionError, match="the engine waits"):
-        _SlowKit().test_it_is_told_of_every_step_and_holds_none_up(recorders, tmp_path)
+        _SlowKit().test_it_is_told_what_happens_and_holds_nothing_up(recorders, tmp_path)
 
 
 def test_a_logger_that_fails_is_told(
