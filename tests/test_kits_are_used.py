@@ -23,7 +23,6 @@ KITS = {
     "stat_logger": {"StatLoggerKit"},
     "tokenizer": {"TokenizerKit"},
     "tracer": {"TracerKit"},
-    "tracer": {"TracerKit"},
 }
 """Surface -> the classes of the kit, one of which a test class derives from."""
 

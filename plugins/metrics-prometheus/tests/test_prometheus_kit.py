@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pegboard.testing.boards import board_of
 from pegboard_testkit.endpoint_kit import EndpointKit
 from pegboard_testkit.stat_logger_kit import StatLoggerKit
 
-BOARD = board_of("metrics-prometheus")
+
+def registered(surface: str, name: str) -> Any:
+    return board_of("metrics-prometheus").require(surface, name, wanted_by="its tests")
 
 
-class TestRoute(EndpointKit):
-    endpoint = BOARD.require("endpoint", "metrics", wanted_by="its tests")
+class TestMetrics(EndpointKit):
+    endpoint = registered("endpoint", "metrics")
     public = ("/metrics",)
 
 
-class TestLogger(StatLoggerKit):
-    logger = BOARD.require("stat_logger", "prometheus", wanted_by="its tests")
+class TestPrometheus(StatLoggerKit):
+    logger = registered("stat_logger", "prometheus")

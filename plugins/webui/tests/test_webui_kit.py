@@ -1,4 +1,4 @@
-"""The conformance kit of the plugin's routes."""
+"""The conformance kit of endpoints."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from pegboard_webui.page import read_assets
 
 class TestPage(EndpointKit):
     endpoint = board_of("webui").require("endpoint", "webui", wanted_by="its tests")
-    public = tuple(asset.path for asset in read_assets())
+    public = frozenset(asset.path for asset in read_assets())

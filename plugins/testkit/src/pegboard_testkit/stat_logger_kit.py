@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,13 +42,16 @@ class _Timed:
         self.took: dict[str, list[float]] = defaultdict(list)
         """Seconds of each call, by method."""
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        method = getattr(self.inner, name)
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if not callable(found):
+            return found
 
-        def timed(*values: Any) -> None:
+        def timed(*values: Any) -> Any:
             begin = time.perf_counter()
-            method(*values)
+            answer = found(*values)
             self.took[name].append(time.perf_counter() - begin)
+            return answer
 
         return timed
 
