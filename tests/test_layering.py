@@ -22,7 +22,7 @@ ROOMS = (
 )
 LONGEST_FUNCTION = 60
 LONGEST_CONTRACT = 160
-LONG_CONTRACTS = {"hooks.py", "params.py"}
+LONG_CONTRACTS = {"params.py"}
 """Sampling parameters are one thing, with one check after the other; every surface has a hook."""
 IMPORT_NAMES = {
     "flash_attn": "flash-attn-4",
