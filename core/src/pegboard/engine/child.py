@@ -15,7 +15,8 @@ __all__ = ["Child"]
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from pegboard.engine.process import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+    "from pegboard.engine.process import main; "
+    "main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])"
 )
 _SWEEP = 2.0
 """Seconds that processes of the engine's own get to notice its end."""
@@ -28,11 +29,12 @@ class Child:
     (the processes of ranks) is ended after it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
+        """`folder` holds the sockets; the process removes it when its parent is gone."""
         reading, self._lifeline = os.pipe()
         self.ended, self._tell_end = os.pipe()
         """A descriptor that can be read from when the process is gone."""
-        words = [json.dumps(sys.path), str(reading), str(os.getpid())]
+        words = [json.dumps(sys.path), str(reading), str(os.getpid()), folder]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-c", _START, *words],

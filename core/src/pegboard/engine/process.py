@@ -56,9 +56,10 @@ _STATS_EVERY = 0.1
 """Seconds between two reports of a working engine."""
 
 
-def main(lifeline: int, parent: int) -> None:
+def main(lifeline: int, parent: int, folder: str) -> None:
     """Serve the process `parent`, which holds the other end of the pipe `lifeline`, until it says
-    so or is gone. Does not return."""
+    so or is gone. `folder` holds the sockets; a parent that is gone cannot remove it. Does not
+    return."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent decides what they mean
     os.set_inheritable(lifeline, False)
@@ -66,8 +67,9 @@ def main(lifeline: int, parent: int) -> None:
     try:
         start = _read_start(lifeline)
         setup_logging(environ={LEVEL_VARIABLE: logging.getLevelName(start.level)})
-        tie = _Tie(lifeline, parent, os.path.dirname(start.inbox.removeprefix("ipc://")))
-        code = _serve(start, tie)
+        code = _serve(start, _Tie(lifeline, parent, folder))
+    except EOFError:  # the parent went before it said anything
+        shutil.rmtree(folder, ignore_errors=True)
     except BaseException:
         traceback.print_exc()
     logging.shutdown()

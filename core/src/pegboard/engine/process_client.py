@@ -261,7 +261,7 @@ class ProcessClient:
         self._undo.callback(self._context.term)
         self._out = self._bind(zmq.PUSH, start.inbox)
         self._in = self._bind(zmq.PULL, start.outbox)
-        self._child = Child()
+        self._child = Child(folder)
         self._undo.callback(self._bury_child)
         self._child.tell(pack(start))
 
