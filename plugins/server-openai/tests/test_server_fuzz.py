@@ -101,11 +101,7 @@ def test_no_body_that_fits_the_description_is_a_fault_of_the_server(server: Any)
     for operation in schemathesis.openapi.from_dict(described).get_all_operations():
         api = operation.ok()
         found = statuses(server.http, api)
-<<<<<<< HEAD
-        # No response is kept here.
-=======
         # No response is kept here, so none is found.
->>>>>>> api
         least = 0 if api.path.startswith("/v1/responses/{") else sum(found.values())
         assert found[200] * 5 >= least, (api.method, api.path, found)
     assert server.http.get("/health").status_code == 200
