@@ -160,7 +160,7 @@ def serving(command: list[str], folder: Path) -> Iterator[str]:
         subprocess.Popen([*command, "--port", str(port)], cwd=folder, stderr=sink) as process,
     ):
         try:
-            end = time.monotonic() + 120
+            end = time.monotonic() + 300
             while not healthy(url):
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < end, "it does not answer"

@@ -108,7 +108,7 @@ def serving(model: Path, folder: Path, *options: str) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     with (folder / "log").open("w") as log, subprocess.Popen(command, stderr=log) as process:
         try:
-            end = time.monotonic() + 120
+            end = time.monotonic() + 300
             while not answers(url):
                 assert process.poll() is None, (folder / "log").read_text()
                 assert time.monotonic() < end, "it does not answer"
