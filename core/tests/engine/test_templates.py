@@ -114,3 +114,12 @@ def test_a_template_file_that_may_not_be_read_is_refused(
     monkeypatch.setattr(builtins, "open", refuse)
     with pytest.raises(ConfigError, match=r"chat_template=.*Permission denied"):
         read_template(str(file))
+
+
+def test_however_many_templates_requests_bring_few_are_kept() -> None:
+    kept = book()
+    for number in range(500):
+        source = "{{ 'x' }}" + f"{number}"
+        assert kept.get(source, with_tools=False).render(TALK) == f"x{number}"
+        assert len(kept._made) <= 64
+    assert kept.get(None, with_tools=False).render(TALK) == "usual"

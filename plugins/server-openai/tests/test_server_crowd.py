@@ -13,7 +13,13 @@ from served import NOTHING, Served, serve
 
 from pegboard.testing.checkpoints import write_tiny_model
 
-BODY = {"prompt": [5, 6, 7], "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
+BODY = {
+    "prompt": [5, 6, 7],
+    "max_tokens": 120,
+    "temperature": 0,
+    "ignore_eos": True,
+    "stream": True,
+}
 
 
 async def client(port: int, leaves_after: int | None) -> int:
@@ -40,7 +46,7 @@ async def client(port: int, leaves_after: int | None) -> int:
 
 async def crowd(port: int, size: int, seed: int) -> list[int]:
     rng = random.Random(seed)
-    leaving = [rng.randrange(40) if n % 3 == 0 else None for n in range(size)]
+    leaving = [rng.randrange(10) if n % 3 == 0 else None for n in range(size)]
     return list(await asyncio.gather(*(client(port, after) for after in leaving)))
 
 

@@ -110,6 +110,7 @@ def test_a_signal_lets_running_requests_finish_and_refuses_new_ones(
     assert one.leftovers() == []
 
 
+@pytest.mark.accept
 def test_the_grace_ends_what_takes_longer(server: Callable[..., Served]) -> None:
     one = server("--shutdown-grace", "0.2")
     readers = [Reader(one.url, stream) for stream in (True, False)]
@@ -124,6 +125,7 @@ def test_the_grace_ends_what_takes_longer(server: Callable[..., Served]) -> None
     assert one.leftovers() == []
 
 
+@pytest.mark.accept
 def test_a_second_signal_ends_at_once(server: Callable[..., Served]) -> None:
     one = server("--shutdown-grace", "60")
     reader = Reader(one.url, True)
@@ -181,6 +183,7 @@ def test_at_fifty_random_moments_a_killed_engine_leaves_nobody_waiting_and_nothi
         assert one.leftovers() == []
 
 
+@pytest.mark.accept
 def test_a_server_may_outlive_its_engine(server: Callable[..., Served]) -> None:
     one = server("--no-exit-on-engine-death")
     kill_engine(one, 0.0)
@@ -210,10 +213,13 @@ def test_what_cannot_be_had_is_one_message_and_no_traceback(
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         taken = serve(model, "--port", str(port))
-        assert taken.wait(20) == 2
+        assert taken.wait(60) == 2
         assert "in use" in taken.log() and "Traceback" not in taken.log()
+    secret = serve(model, "--ssl-certfile", str(tmp_path / "no.pem"))
+    assert secret.wait(60) == 2
+    assert "ssl-certfile" in secret.log() and "Traceback" not in secret.log()
     missing = serve(tmp_path / "nothing")
-    assert missing.wait(20) != 0
+    assert missing.wait(60) != 0
     assert "nothing" in missing.log() and "Traceback" not in missing.log()
     assert missing.leftovers() == []
 

@@ -16,6 +16,10 @@ _RESERVED = ("chat_template", "messages", "self")
 """Names that are arguments of their own, so no variable may have them."""
 
 
+_MOST_KEPT = 64
+"""Compiled templates."""
+
+
 class TemplateBook:
     """Compiled templates, made when first used.
 
@@ -45,11 +49,15 @@ class TemplateBook:
                 field="chat_template",
             )
         key = (wanted or self._own, with_tools)
-        if key not in self._made:  # compiling one takes milliseconds
-            self._made[key] = ChatTemplate.choose(
+        found = self._made.get(key)
+        if found is None:  # compiling one takes milliseconds
+            found = ChatTemplate.choose(
                 key[0], self._named, with_tools=with_tools, special_tokens=self._special
             )
-        return self._made[key]
+            if len(self._made) >= _MOST_KEPT:  # requests may bring any number
+                self._made.clear()
+            self._made[key] = found
+        return found
 
     def _check_own(self, own: str) -> None:
         try:

@@ -23,7 +23,7 @@ from pegboard_server_openai.messages_errors import MessagesErrors
 from pegboard_server_openai.options import AppOptions
 from pegboard_server_openai.state import ServerState
 
-__all__ = ["build_app", "collect_routes"]
+__all__ = ["AppOptions", "build_app", "collect_routes"]
 
 _LOG = logging.getLogger("pegboard.plugin.server-openai")
 
