@@ -18,20 +18,23 @@ from pegboard.api.scheduler import SchedulerStats
 from pegboard.api.stat_logger_front import FrontRecorder
 from pegboard.api.tokenizer import TextTokenizer
 from pegboard.config.engine import EngineConfig
-from pegboard.config.model import resolve_model
-from pegboard.config.plugin_policy import policy_of
 from pegboard.engine.dispatch import Dispatcher
-from pegboard.engine.front import Conversation, FrontEnd, build_front
+from pegboard.engine.front import Conversation, load_front
 from pegboard.engine.ids import check_deadline, check_id, checked_headers, listed_ids
 from pegboard.engine.inputs import Prompt, TokenisedPrompt
-from pegboard.engine.open_watch import decide_observers, engine_half, open_watch
+from pegboard.engine.open_watch import (
+    decide_observers,
+    engine_half,
+    open_watch,
+    used_observers,
+)
 from pegboard.engine.output_processor import OutputProcessor
 from pegboard.engine.outputs import RequestOutput
 from pegboard.engine.process_client import ProcessClient
 from pegboard.engine.streams import Post, Stream
-from pegboard.engine.templates import read_template, template_variables
+from pegboard.engine.templates import template_variables
 from pegboard.errors import EngineDeadError
-from pegboard.plugins import Board, load_plugins
+from pegboard.plugins import Board
 
 __all__ = ["AsyncLLM"]
 
@@ -64,7 +67,7 @@ class AsyncLLM:
         return made
 
     def _start(self, config: EngineConfig, progress: Progress | None) -> None:
-        self._front = _front_end(config)
+        self._front = load_front(config)
         board = self._front.board
         self.config = config = decide_observers(board, config, serving=True)
         self.client = ProcessClient(engine_half(board, config), board.plan, progress=progress)
@@ -275,11 +278,7 @@ class AsyncLLM:
 
     def plugins(self) -> list[dict[str, Any]]:
         """As `LLM.plugins`."""
-        used = {**self.client.ready.used, **self._front.used}
-        if self.config.stat_loggers:
-            used["stat_logger"] = list(self.config.stat_loggers)
-        if self.config.tracer is not None:
-            used["tracer"] = [self.config.tracer]
+        used = {**self.client.ready.used, **self._front.used, **used_observers(self.config)}
         return self.board.report(used)
 
     async def shutdown(self, grace: float = 0.0) -> None:
@@ -321,11 +320,3 @@ class AsyncLLM:
     async def _call(self, name: str) -> Any:
         self._requests.check()
         return await asyncio.wrap_future(self.client.call(name))
-
-
-def _front_end(config: EngineConfig) -> FrontEnd:
-    """All that this process needs of the model; it never imports torch."""
-    own_template = read_template(config.chat_template)
-    board = load_plugins(policy=policy_of(config), role="front")
-    with board.watched():
-        return build_front(board, config, resolve_model(board, config), own_template)

@@ -14,17 +14,18 @@ from pegboard.api.tokenizer import TextTokenizer
 from pegboard.config.engine import EngineConfig
 from pegboard.config.generation import sampling_defaults
 from pegboard.config.logits import make_roster
-from pegboard.config.model import ResolvedModel
+from pegboard.config.model import ResolvedModel, resolve_model
+from pegboard.config.plugin_policy import policy_of
 from pegboard.config.sources import open_tokenizer
 from pegboard.config.tokenizer import build_tokenizer, tokenizer_name
 from pegboard.engine.inputs import InputProcessor, TokenisedPrompt
-from pegboard.engine.templates import TemplateBook
+from pegboard.engine.templates import TemplateBook, read_template
 from pegboard.errors import RequestError
 from pegboard.logging import get_logger
-from pegboard.plugins import Board
+from pegboard.plugins import Board, load_plugins
 from pegboard.plugins.report import Used
 
-__all__ = ["Conversation", "FrontEnd", "build_front"]
+__all__ = ["Conversation", "FrontEnd", "build_front", "load_front"]
 
 Conversation = Sequence[Mapping[str, Any]]
 """Messages, each with ``role`` and ``content``."""
@@ -70,6 +71,15 @@ class FrontEnd:
         template = self.templates.get(chat_template, with_tools=bool(options.get("tools")))
         text = template.render(messages, **options)
         return self.inputs.checked(tokenizer.encode_chat(text), text=text)
+
+
+def load_front(config: EngineConfig) -> FrontEnd:
+    """All that a process without an engine needs of a model; it never imports torch. Raises what
+    `load_plugins`, `resolve_model` and `build_front` raise."""
+    own_template = read_template(config.chat_template)
+    board = load_plugins(policy=policy_of(config), role="front")
+    with board.watched():
+        return build_front(board, config, resolve_model(board, config), own_template)
 
 
 def build_front(

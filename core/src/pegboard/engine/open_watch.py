@@ -14,7 +14,7 @@ from pegboard.engine.observe import NullWatch, ObserverWatch, Watch
 from pegboard.errors import SelectionError
 from pegboard.plugins import Board
 
-__all__ = ["choose_tracer", "decide_observers", "engine_half", "open_watch"]
+__all__ = ["choose_tracer", "decide_observers", "engine_half", "open_watch", "used_observers"]
 
 
 def decide_observers(board: Board, config: EngineConfig, *, serving: bool) -> EngineConfig:
@@ -55,6 +55,12 @@ def engine_half(board: Board, config: EngineConfig) -> EngineConfig:
     known = {name: loggers.get(name) for name in config.stat_loggers or ()}
     names = [name for name, found in known.items() if found is None or found.open is not None]
     return attrs.evolve(config, stat_loggers=names, tracer=None, otlp_traces_endpoint=None)
+
+
+def used_observers(config: EngineConfig) -> dict[str, tuple[str, ...]]:
+    """Names by surface of what was decided."""
+    tracers = () if config.tracer is None else (config.tracer,)
+    return {"stat_logger": config.stat_loggers or (), "tracer": tracers}
 
 
 def open_watch(
