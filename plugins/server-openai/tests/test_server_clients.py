@@ -13,7 +13,7 @@ import pytest
 
 from pegboard.api.endpoint import Endpoint, Route
 from pegboard.errors import DuplicateError, PluginError
-from pegboard.plugins import load_plugins
+from pegboard.testing.boards import board_with
 from pegboard.testing.checkpoints import ByteVocabulary, write_scripted_model, write_tiny_model
 from pegboard_server_openai.app import collect_routes
 from pegboard_server_openai.gate import Gate
@@ -264,7 +264,7 @@ def test_a_server_that_loads_says_how_far_it_is() -> None:
 def test_a_route_of_two_plugins_names_both() -> None:
     module = "pegboard_server_openai.admin_routes"
     twin = Endpoint("twin", f"{module}:routes")
-    board = load_plugins(extra=[("endpoint", twin)])
+    board = board_with("endpoint", twin)
 
     class State:
         engine = None
