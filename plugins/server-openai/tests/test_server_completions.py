@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pegboard.testing.checkpoints import ByteVocabulary, write_scripted_model, write_tiny_model
+from pegboard_server_openai.sse import Frame, event
 
 SCRIPT = "a \U0001f600b@@c".encode()
 BYTES = ByteVocabulary()
@@ -294,3 +295,11 @@ def test_the_last_message_is_continued_o31(tiny: Any, content: str) -> None:
     assert tiny.post("/v1/chat/completions", **body, max_tokens=2).status_code == 200
     both = tiny.post("/v1/chat/completions", **body, add_generation_prompt=True)
     assert both.status_code == 400
+
+
+@pytest.mark.parametrize("text", ["", "a", '"\\\n\x00', "\U0001f600\u2028", "</script>"])
+def test_a_frame_is_the_event_that_encoding_would_give(text: str) -> None:
+    def make(piece: str) -> dict[str, Any]:
+        return {"id": "x", "choices": [{"index": 0, "text": piece, "stop_reason": None}]}
+
+    assert Frame(make).fill(text) == event(make(text))
