@@ -16,7 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from pegboard.testing.checkpoints import write_tiny_model
 
 LETTERS = {"model": "tiny", "prompt": [5, 6, 7], "temperature": 0, "ignore_eos": True}
-OPTIONS = ("distributed_executor_backend=null", "num_gpu_blocks_override=512", "max_model_len=4096")
+OPTIONS = (
+    *("--distributed-executor-backend", "null"),
+    *("--num-gpu-blocks-override", "512"),
+    *("--max-model-len", "4096"),
+)
 """An engine that computes nothing."""
 
 
@@ -25,9 +29,8 @@ def server(pegboard: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder: Path = tmp_path_factory.mktemp("served")
     model, socket = str(write_tiny_model(folder / "tiny")), str(folder / "socket")
     names = ("--uds", socket, "--api-key", "k", "--served-model-name", "tiny")
-    options = [word for option in OPTIONS for word in ("-o", option)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = pegboard.popen("serve", model, *names, *options, **quiet)
+    process = pegboard.popen("serve", model, *names, *OPTIONS, **quiet)
     transport = httpx.HTTPTransport(uds=socket)
     with httpx.Client(transport=transport, base_url="http://served", timeout=30) as client:
         try:

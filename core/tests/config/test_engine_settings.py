@@ -68,6 +68,8 @@ def test_a_bad_setting_is_refused_with_field_value_and_what_is_allowed(
     [
         ("chunked_prefill_size", 512, "max_num_batched_tokens", 512),
         ("context_length", 100, "max_model_len", 100),
+        ("disable_log_stats", True, "stat_loggers", ()),
+        ("disable_log_stats", False, "stat_loggers", None),
         ("disable_radix_cache", True, "enable_prefix_caching", False),
         ("disable_radix_cache", False, "enable_prefix_caching", True),
         ("max_running_requests", 3, "max_num_seqs", 3),

@@ -33,6 +33,10 @@ def _negated(name: str, value: Any) -> Any:
     return not value
 
 
+def _nobody(name: str, value: Any) -> tuple[str, ...] | None:
+    return () if not _negated(name, value) else None
+
+
 def _chunk(name: str, value: Any) -> Any:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(
@@ -46,6 +50,7 @@ ALIASES: Mapping[str, Alias] = MappingProxyType(
     {
         "chunked_prefill_size": Alias("max_num_batched_tokens", _chunk),
         "context_length": Alias("max_model_len"),
+        "disable_log_stats": Alias("stat_loggers", _nobody),
         "disable_radix_cache": Alias("enable_prefix_caching", _negated),
         "max_running_requests": Alias("max_num_seqs"),
         "mem_fraction_static": Alias("gpu_memory_utilization"),

@@ -22,6 +22,7 @@ from pegboard_server_openai.guards import CrowdGuard, KeyGuard, SizeGuard
 from pegboard_server_openai.messages_errors import MessagesErrors
 from pegboard_server_openai.options import AppOptions
 from pegboard_server_openai.state import ServerState
+from pegboard_server_openai.streams import note_trace
 
 __all__ = ["AppOptions", "build_app", "collect_routes"]
 
@@ -104,6 +105,7 @@ def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     """The handler as FastAPI wants it, which looks at annotations."""
 
     async def endpoint(request: Request) -> Response:
+        note_trace(request.headers)
         try:
             answer = await handler(request)
             return answer if isinstance(answer, Response) else json_response(answer)

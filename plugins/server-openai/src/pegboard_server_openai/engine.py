@@ -64,6 +64,7 @@ class Engine(Protocol):
         *,
         priority: int = 0,
         deadline: float | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> Stream:
         """Queue a request. Raises `RequestError` or `ResourceError` for what is not allowed and
         `EngineDeadError` without an engine."""

@@ -250,13 +250,23 @@ _PLUGINS = _flags(
     ("no-plugins-except", "A second allowlist beside VLLM_PLUGINS."),
     ("plugins-lock", "A lock that the installed plugins must match."),
     ("unsafe-plugins", "Let plugins replace parts of the core.", "switch"),
-    ("stat-loggers", "Loggers that are told of each step.", "texts"),
+    (
+        "stat-loggers",
+        "Who is told what happens. Default: those that are on by themselves.",
+        "texts",
+    ),
+    (
+        "tracer",
+        "Who is told of each request. Default: the only tracer, where there is an endpoint.",
+    ),
+    ("otlp-traces-endpoint", "URL that spans are sent to."),
 )
 _ALIASES = _flags(
     "engine",
     "Other names",
     ("chunked-prefill-size", "As --max-num-batched-tokens.", "size"),
     ("context-length", "As --max-model-len.", "size"),
+    ("disable-log-stats", "No stat loggers at all, nor metrics.", "switch"),
     ("disable-radix-cache", "As --no-enable-prefix-caching.", "switch"),
     ("max-running-requests", "As --max-num-seqs.", "size"),
     ("mem-fraction-static", "As --gpu-memory-utilization.", "float"),

@@ -8,7 +8,6 @@ IDLE = {
     "disable-log-requests": "requests are not logged",
     "no-enable-log-requests": "requests are not logged",
     "disable-uvicorn-access-log": "there is no access log",
-    "disable-log-stats": "the server logs no figures by itself",
     "enable-server-load-tracking": "/load always counts",
     "enable-prompt-tokens-details": "cached tokens are always told",
     "enable-request-id-headers": "X-Request-Id is always answered",
@@ -35,7 +34,6 @@ _POOL = "there are no embeddings and no pooling"
 _EXPERTS = "experts are not shared out over devices"
 _GRAPHS = "the platform decides which steps are recorded; --enforce-eager records none"
 _OFFLOAD = "weights and cache stay on the device; a KV connector (--kv-transfer-config) keeps more"
-_TRACES = "no tracing plugin is installed"
 _HUB = "a hub id is fetched as the hub's own client is configured"
 
 REFUSED = {
@@ -47,7 +45,7 @@ REFUSED = {
     "calculate-kv-scales": "scales of the cache come with the checkpoint",
     "chat-template-content-format": "messages are brought into the form that the template expects",
     "code-revision": "code of checkpoints is never run",
-    "collect-detailed-traces": _TRACES,
+    "collect-detailed-traces": "spans are of requests as a whole (--otlp-traces-endpoint)",
     "compilation-config": _GRAPHS,
     "config-format": "the format is found out from the checkpoint",
     "convert": _POOL,
@@ -120,7 +118,6 @@ REFUSED = {
     "model-loader-extra-config": "weights are streamed from their files",
     "nnodes": _ONE_HOST,
     "node-rank": _ONE_HOST,
-    "otlp-traces-endpoint": _TRACES,
     "override-generation-config": "requests say what they want",
     "override-pooler-config": _POOL,
     "performance-mode": "settings are given one by one",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import attrs
@@ -14,7 +15,17 @@ from pegboard_server_openai.engine import Stream
 from pegboard_server_openai.faults import HttpError
 from pegboard_server_openai.state import ServerState
 
-__all__ = ["Batch", "Cursor", "News"]
+__all__ = ["Batch", "Cursor", "News", "note_trace"]
+
+
+TRACE_HEADERS: ContextVar[Mapping[str, str] | None] = ContextVar("trace_headers", default=None)
+"""Headers of the request that is being answered which say what trace it belongs to."""
+_OF_TRACES = ("traceparent", "tracestate")
+
+
+def note_trace(headers: Mapping[str, str]) -> None:
+    """Let requests of the engine that this task makes belong to the client's trace."""
+    TRACE_HEADERS.set({name: headers[name] for name in _OF_TRACES if name in headers} or None)
 
 
 class Batch:
@@ -56,7 +67,12 @@ class Batch:
             for name, prompt in zip(names, prompts, strict=True):
                 streams.append(
                     await state.engine.add(
-                        prompt, params, name, priority=priority or 0, deadline=deadline
+                        prompt,
+                        params,
+                        name,
+                        priority=priority or 0,
+                        deadline=deadline,
+                        trace_headers=TRACE_HEADERS.get(),
                     )
                 )
         except BaseException:
