@@ -292,7 +292,7 @@ def test_every_part_gets_the_settings_and_the_metrics_of_its_plugin(
     }
     assert [settings.depth for settings in module.seen.values()] == [4] * 16
     assert made is not None and made.value == 13  # type: ignore[attr-defined]
-    named = {f"{surface}:odd" for surface in LEVELS} - {"checkpoint:odd", "tokenizer:odd"}
+    named = {f"{surface}:odd" for surface in LEVELS} - {"checkpoint:odd"}
     assert set(used) == {"checkpoint:hf", *named}
 
 
