@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,7 @@ class ThreadEngine:
         *,
         priority: int = 0,
         deadline: float | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> ThreadStream:
         await self.check_health()
         assert request_id is not None and sampling_params is not None and deadline is None

@@ -119,7 +119,9 @@ def engine_options(pairs: list[str], flags: Mapping[str, Any]) -> dict[str, Any]
         if name == "model":
             raise ConfigError(f"-o {pair} is not allowed: the model is an argument")
         if name in ALIASES:
-            aliased[name] = _convert(name, value, kinds[ALIASES[name].setting])
+            aliased[name] = _convert(
+                name, value, ALIASES[name].kind or kinds[ALIASES[name].setting]
+            )
             continue
         if name not in kinds:
             raise unknown_option(name)

@@ -1,7 +1,7 @@
-"""Other names for settings, as engines with a radix cache call them.
+"""Other names for settings, as other engines call them.
 
-Their radix tree and our chained block hashes are two ways to the same end, a cache of prompt
-beginnings, so the names map one to one. A setting may be given by one name only.
+A radix tree and our chained block hashes are two ways to the same end, a cache of prompt
+beginnings, so those names map one to one. A setting may be given by one name only.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Alias:
     """Field of `EngineConfig`."""
     convert: Callable[[str, Any], Any] = lambda name, value: value
     """``(alias, value) -> value of the setting``; raises `ConfigError`."""
+    kind: str = ""
+    """Its type, where it is not the setting's."""
 
 
 def _negated(name: str, value: Any) -> Any:
@@ -50,7 +52,7 @@ ALIASES: Mapping[str, Alias] = MappingProxyType(
     {
         "chunked_prefill_size": Alias("max_num_batched_tokens", _chunk),
         "context_length": Alias("max_model_len"),
-        "disable_log_stats": Alias("stat_loggers", _nobody),
+        "disable_log_stats": Alias("stat_loggers", _nobody, "bool"),
         "disable_radix_cache": Alias("enable_prefix_caching", _negated),
         "max_running_requests": Alias("max_num_seqs"),
         "mem_fraction_static": Alias("gpu_memory_utilization"),
