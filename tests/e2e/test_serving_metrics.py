@@ -24,6 +24,14 @@ OPTIONS = (
 """An engine that computes nothing."""
 
 
+def healthy(client: httpx.Client) -> bool:
+    """Whether the server listens and its model is there."""
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.ConnectError:
+        return False
+
+
 @pytest.fixture(scope="module")
 def server(pegboard: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder: Path = tmp_path_factory.mktemp("served")
@@ -34,7 +42,7 @@ def server(pegboard: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     transport = httpx.HTTPTransport(uds=socket)
     with httpx.Client(transport=transport, base_url="http://served", timeout=30) as client:
         try:
-            until(lambda: Path(socket).exists() and client.get("/health").status_code == 200)
+            until(lambda: healthy(client))
             yield client
         finally:
             process.send_signal(signal.SIGTERM)
