@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import logging
 import os
 import shutil
 import signal
@@ -50,6 +51,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _has_gpu() -> bool:
     """An NVIDIA driver is there, and nothing hides its GPUs."""
     return shutil.which("nvidia-smi") is not None and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+
+
+@pytest.fixture(autouse=True)
+def log_restored() -> Iterator[None]:
+    """A command sets up the log; the next test finds it as it was before the first."""
+    yield
+    root = logging.getLogger("pegboard")
+    root.handlers.clear()
+    root.setLevel(logging.NOTSET)
+    root.propagate = True
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,16 +46,6 @@ def plain(word: str):
 quick = ArgvCommand(lambda words: print(*words) or 5)
 number = 3
 """
-
-
-@pytest.fixture(autouse=True)
-def log_restored() -> Iterator[None]:
-    """A command sets up the log; the next test finds it as it was."""
-    root = logging.getLogger("pegboard")
-    state = root.handlers[:], root.level, root.propagate
-    yield
-    root.handlers[:], root.propagate = state[0], state[2]
-    root.setLevel(state[1])
 
 
 @pytest.fixture
