@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 PROJECT = """
 [build-system]
 requires = ["hatchling>=1.27"]
@@ -155,6 +157,7 @@ def run(command: list[str], cwd: Path, **environment: str) -> str:
     return outcome.stdout
 
 
+@pytest.mark.accept
 def test_a_wheel_from_elsewhere_passes_the_kit(
     repo_root: Path, workspace: ModuleType, tmp_path: Path
 ) -> None:
@@ -178,7 +181,7 @@ def test_a_wheel_from_elsewhere_passes_the_kit(
     tests = tmp_path / "elsewhere"
     tests.mkdir()
     (tests / "test_cellar.py").write_text(TESTS)
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=120"]
-    told = run([*pytest, "-s", "-W", "error", "test_cellar.py"], tests, PYTHONPATH=str(site))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=120"]
+    told = run([*command, "-s", "-W", "error", "test_cellar.py"], tests, PYTHONPATH=str(site))
     assert "cellar, full: 256 of 280 tokens came from outside" in told, told
     assert "26 passed" in told, told

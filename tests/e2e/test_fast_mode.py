@@ -126,6 +126,7 @@ def passages() -> list[str]:
     return PROSE.read_text().strip().split("\n\n")
 
 
+@pytest.mark.accept
 def test_the_fast_mode_stays_close_on_one_passage(exact: LLM, fast: LLM, score: Score) -> None:
     text = passages()[0]
     found = distance(score(exact, text), score(fast, text))

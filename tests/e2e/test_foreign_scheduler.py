@@ -185,7 +185,9 @@ def usual_answer(model: Path) -> list[list[int]]:
         return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("named", ["solo", "solo_scheduler.solo:Solo"])
+@pytest.mark.parametrize(
+    "named", ["solo", pytest.param("solo_scheduler.solo:Solo", marks=pytest.mark.accept)]
+)
 def test_an_installed_scheduler_gives_the_tokens_of_the_cores(
     site: Path, model: Path, named: str
 ) -> None:

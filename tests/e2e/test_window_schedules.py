@@ -89,7 +89,14 @@ class Model:
         return sum(group.spec.blocks_for(tokens, group.block_size, budget) for group in groups)
 
 
-@pytest.fixture(scope="module", params=MODELS)
+OFTEN = ("gemma3", "llama")
+"""What the quick tests try; the others only have windows and layers of the same kinds."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=() if n in OFTEN else pytest.mark.accept) for n in MODELS],
+)
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Model]:
@@ -180,7 +187,7 @@ def check_loads(model: Model, seeds: range) -> dict[str, int]:
 
 
 def test_random_schedules_give_the_same_tokens(model: Model) -> None:
-    counts = check_loads(model, range(4))
+    counts = check_loads(model, range(3))
     assert counts["hits"] > 0 and counts["chunks"] > 0, counts
 
 

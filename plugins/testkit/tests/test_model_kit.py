@@ -137,7 +137,7 @@ LOGPROBS = "test_log_probabilities_equal_the_reference"
     ("model", "caught", "passed"),
     [
         (ForgetsThePrefix, {CHUNKS, MATES, CACHE, PREEMPTION}, set()),
-        (MixesRows, {MATES}, {LOGPROBS}),
+        pytest.param(MixesRows, {MATES}, {LOGPROBS}, marks=pytest.mark.accept),
         (RoundsItsNorm, {LOGPROBS, CHUNKS}, set()),
     ],
 )
