@@ -17,7 +17,12 @@ VOCABULARY = 512
 
 
 class Letters:
-    """Encodes a character as its code; no special tokens."""
+    """Encodes a character as its code; no special tokens. Its longest token has 4 bytes."""
+
+    vocab_size = 10
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"x" * (4 if token_id == 3 else 1)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [ord(letter) for letter in text]
@@ -223,3 +228,15 @@ def test_more_least_tokens_than_there_is_room_for_are_refused() -> None:
     assert caught.value.field == "min_tokens"
     fits = SamplingParams(max_tokens=None, min_tokens=4)
     assert made.requests("r", prompt, fits)[0].max_tokens == 4
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
+    class Once(Letters):
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            raise AssertionError("it was encoded")
+
+    with pytest.raises(RequestError, match=r"257 characters.*64 tokens.*4 bytes") as one:
+        processor(encoder=Once()).tokenise("a" * 257)
+    assert one.value.field == "prompt"
+    with pytest.raises(AssertionError, match="encoded"):
+        processor(encoder=Once()).tokenise("a" * 256)

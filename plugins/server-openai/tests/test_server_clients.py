@@ -11,11 +11,11 @@ import httpx
 import openai
 import pytest
 
-from pegboard.api.endpoint import Endpoint, Route
+from pegboard.api.endpoint import Endpoint, EndpointContext, Route
 from pegboard.errors import DuplicateError, PluginError
 from pegboard.testing.boards import board_with
 from pegboard.testing.checkpoints import ByteVocabulary, write_scripted_model, write_tiny_model
-from pegboard_server_openai.app import collect_routes
+from pegboard_server_openai.app import collect_routes, make_routes
 from pegboard_server_openai.gate import Gate
 from pegboard_server_openai.options import AppOptions
 
@@ -278,6 +278,42 @@ def test_a_route_of_two_plugins_names_both() -> None:
         collect_routes(board, State())  # type: ignore[arg-type]
     assert "GET /health" in str(caught.value)
     assert "'twin'" in str(caught.value) and "'admin'" in str(caught.value)
+
+
+async def answer(request: Any) -> str:
+    return "yes"
+
+
+def one_route(ctx: Any) -> Any:
+    return Route("GET", "/one", answer)
+
+
+def no_slash(ctx: Any) -> Any:
+    return [Route("GET", "one", answer)]
+
+
+def not_async(ctx: Any) -> Any:
+    return [Route("GET", "/one", lambda _: None)]  # type: ignore[arg-type,return-value]
+
+
+def good(ctx: Any) -> Any:
+    yield Route("GET", "/one", answer)
+
+
+@pytest.mark.parametrize(
+    ("routes", "said"),
+    [
+        (one_route, "must return an iterable of Route"),
+        (no_slash, "must begin with a slash"),
+        (not_async, "the handler of GET /one is no coroutine function"),
+    ],
+)
+def test_an_endpoint_that_gives_no_routes_is_named(routes: Any, said: str) -> None:
+    with pytest.raises(PluginError, match=f"endpoint 'odd'.*{said}"):
+        make_routes(routes, EndpointContext(None, None), "endpoint 'odd'")
+    assert [route.path for route in make_routes(good, EndpointContext(None, None), "it")] == [
+        "/one"
+    ]
 
 
 @pytest.mark.parametrize("path", ["health", "/a/", "/a//b", ""])

@@ -150,7 +150,7 @@ def _printed(outputs: Iterator[RequestOutput]) -> Iterator[RequestOutput]:
         sys.stdout.write(text[shown:])
         sys.stdout.flush()
         shown = len(text)
-        if output.outputs[0].token_ids:
+        if output.outputs[0].token_ids or output.outputs[0].error:
             yield output
 
 

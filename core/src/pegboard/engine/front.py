@@ -70,6 +70,7 @@ class FrontEnd:
         tokenizer = self.get_tokenizer()
         template = self.templates.get(chat_template, with_tools=bool(options.get("tools")))
         text = template.render(messages, **options)
+        self.inputs.check_length(text)
         return self.inputs.checked(tokenizer.encode_chat(text), text=text)
 
 

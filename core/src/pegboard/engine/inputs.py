@@ -32,6 +32,11 @@ _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "kv_transfer_params"
 
 
 class _Encoder(Protocol):
+    @property
+    def vocab_size(self) -> int: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
 
@@ -63,6 +68,8 @@ class InputProcessor:
     """The scheduling policy looks at priorities."""
     processors: LogitsRoster = attrs.field(factory=LogitsRoster)
     """Judge `SamplingParams.extra_args`."""
+    _longest: int = attrs.field(default=0, init=False)
+    """Bytes of the vocabulary's longest token; 0: not looked up yet."""
 
     def tokenise(self, prompt: Prompt | TokenisedPrompt) -> TokenisedPrompt:
         """Token ids of any form of prompt, checked. Raises `RequestError` with field ``prompt``."""
@@ -202,7 +209,27 @@ class InputProcessor:
     def _encode(self, text: str) -> list[int]:
         if self.encoder is None:
             raise _bad_prompt(f"this engine has no tokeniser{self._why_none}; give token ids")
+        self.check_length(text)
         return self.encoder.encode(text)
+
+    def check_length(self, text: str) -> None:
+        """Refuse a text that cannot fit however well its tokens cover it, before it is encoded:
+        that takes time and memory in proportion. Raises `RequestError`."""
+        if len(text) <= self.max_model_len:
+            return
+        if not self._longest:
+            self._longest = max(1, self._longest_token())
+        if len(text) > self.max_model_len * self._longest:
+            raise _bad_prompt(
+                f"it has {len(text)} characters, but the context holds {self.max_model_len} tokens "
+                f"of prompt and output together (max_model_len), of at most {self._longest} bytes"
+            )
+
+    def _longest_token(self) -> int:
+        """Bytes of the vocabulary's longest token."""
+        encoder = self.encoder
+        assert encoder is not None
+        return max((len(encoder.token_bytes(i)) for i in range(encoder.vocab_size)), default=1)
 
     @property
     def _why_none(self) -> str:

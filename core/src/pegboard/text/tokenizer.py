@@ -18,6 +18,9 @@ from pegboard.text.pieces import PieceJoiner, Vocabulary
 
 __all__ = ["Tokenizer", "build_own"]
 
+LONG_TEXT = 2000
+"""Characters from which on encoding takes a millisecond or more."""
+
 
 class _AddedToken(msgspec.Struct):
     id: int
@@ -194,7 +197,10 @@ class Tokenizer:
                 f"prompt must be a string, not {type(text).__name__}", field="prompt"
             )
         try:
-            return self._backend.encode(text, add_special_tokens=False).ids
+            if len(text) < LONG_TEXT:
+                return self._backend.encode(text, add_special_tokens=False).ids
+            # A batch, unlike a text alone, is encoded without holding up other threads.
+            return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (
             TypeError,
             ValueError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from starlette.responses import Response
 
 from pegboard import __version__
 from pegboard.api.endpoint import EndpointContext, Handler, Route
-from pegboard.errors import DuplicateError
+from pegboard.errors import DuplicateError, PluginError
 from pegboard_server_openai.engine import Engine
 from pegboard_server_openai.faults import HttpError, fault_of, fault_response, json_response
 from pegboard_server_openai.guards import CrowdGuard, KeyGuard, SizeGuard
@@ -24,7 +25,7 @@ from pegboard_server_openai.options import AppOptions
 from pegboard_server_openai.state import ServerState
 from pegboard_server_openai.streams import note_trace
 
-__all__ = ["AppOptions", "build_app", "collect_routes"]
+__all__ = ["AppOptions", "build_app", "collect_routes", "make_routes"]
 
 _LOG = logging.getLogger("pegboard.plugin.server-openai")
 
@@ -66,7 +67,7 @@ def collect_routes(board: Any, state: ServerState) -> list[Route]:
     for endpoint in registry:
         owner = f"endpoint {endpoint.name!r} of {registry.provenance(endpoint.name)}"
         ctx = EndpointContext(state.engine, state, **board.handed("endpoint", endpoint.name))
-        for route in endpoint.routes.load()(ctx):
+        for route in make_routes(endpoint.routes.load(), ctx, owner):
             key = (route.method, route.path)
             if key in owners:
                 raise DuplicateError(
@@ -75,6 +76,33 @@ def collect_routes(board: Any, state: ServerState) -> list[Route]:
             owners[key] = owner
             found.append(route)
     return found
+
+
+def make_routes(
+    make: Callable[[EndpointContext], Any], ctx: EndpointContext, owner: str
+) -> list[Route]:
+    """The routes of one endpoint. Raises `PluginError`, which names it, for what is none."""
+    try:
+        made = make(ctx)
+        routes = list(made) if isinstance(made, Iterable) else None
+    except PluginError as error:
+        raise PluginError(f"{owner}: {error}") from error
+    if routes is None or not all(isinstance(route, Route) for route in routes):
+        raise PluginError(
+            f"{owner}: its callable must return an iterable of Route, it returned {made!r}"
+        )
+    for route in routes:
+        if not _is_async(route.handler):
+            raise PluginError(
+                f"{owner}: the handler of {route.method} {route.path} is no coroutine function "
+                "(async def)"
+            )
+    return routes
+
+
+def _is_async(handler: Handler) -> bool:
+    """Whether it is a coroutine function, or an object that is called as one."""
+    return any(map(inspect.iscoroutinefunction, (handler, type(handler).__call__)))
 
 
 def _methods(route: Route) -> tuple[str, ...]:
