@@ -61,14 +61,7 @@ def load_model(
     """
     parallel = parallel or Parallel()
     resolved = _resolve(model, sums)
-    method = method_chooser(
-        board,
-        model.checkpoint,
-        dtype=str(dtype).removeprefix("torch."),
-        platform_facts=platform_facts,
-        quantization=config.quantization,
-        plain=lambda layer: plain_method(layer, dtype, ops),
-    )
+    method = _chooser(board, config, model, dtype, ops, platform_facts)
     dummy = config.load_format == "dummy"
     context = BuildContext(
         config=model.family_config,
@@ -87,9 +80,38 @@ def load_model(
     if dummy:
         fill_dummy(built, device, parallel=parallel)
     else:
-        skipped = load_weights(built, resolved, device, progress, parallel=parallel)
-        _report_skipped(model.path, skipped)
+        _load(built, model, resolved, device, progress, parallel)
     return cast("LanguageModel", built.eval().requires_grad_(False))
+
+
+def _chooser(
+    board: Board,
+    config: EngineConfig,
+    model: ResolvedModel,
+    dtype: torch.dtype,
+    ops: Any,
+    platform_facts: Mapping[str, Any],
+) -> Any:
+    return method_chooser(
+        board,
+        model.checkpoint,
+        dtype=str(dtype).removeprefix("torch."),
+        platform_facts=platform_facts,
+        quantization=config.quantization,
+        plain=lambda layer: plain_method(layer, dtype, ops),
+    )
+
+
+def _load(
+    built: torch.nn.Module,
+    model: ResolvedModel,
+    resolved: ResolvedWeights,
+    device: torch.device,
+    progress: Progress | None,
+    parallel: Parallel,
+) -> None:
+    skipped = load_weights(built, resolved, device, progress, parallel=parallel)
+    _report_skipped(model.path, skipped)
 
 
 def _build(model: ResolvedModel, context: BuildContext) -> torch.nn.Module:

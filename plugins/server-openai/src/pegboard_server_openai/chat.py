@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from pegboard import CompletionOutput, RequestOutput
 from pegboard_server_openai.bodies import ChatRequest, TokenizeRequest
-from pegboard_server_openai.faults import HttpError, json_response
+from pegboard_server_openai.faults import HttpError
 from pegboard_server_openai.reading import read_body
 from pegboard_server_openai.replies import (
     ChatChoice,
@@ -27,7 +27,7 @@ from pegboard_server_openai.replies import (
 )
 from pegboard_server_openai.sampling import chat_params
 from pegboard_server_openai.scores import ScoreWriter
-from pegboard_server_openai.sse import DONE, AnswerStream, Frame, event, unless_gone
+from pegboard_server_openai.sse import DONE, AnswerStream, Frame, event, whole_answer
 from pegboard_server_openai.state import ServerState
 from pegboard_server_openai.streams import Batch, Cursor, News
 
@@ -68,11 +68,9 @@ class Chat:
         headers = {"x-request-id": answer_id.partition("-")[2]}
         if body.stream:
             return AnswerStream(batch, answer, headers)
-        try:
-            outputs = await unless_gone(request.receive, batch.finished())
-        finally:
-            batch.close()
-        return json_response(answer.whole(outputs[0]), headers=headers)
+        return await whole_answer(
+            request.receive, batch, lambda outputs: answer.whole(outputs[0]), headers
+        )
 
 
 async def chat_prompt(

@@ -13,12 +13,12 @@ from starlette.responses import Response
 
 from pegboard import CompletionOutput, RequestOutput
 from pegboard_server_openai.bodies import CompletionRequest
-from pegboard_server_openai.faults import HttpError, json_response
+from pegboard_server_openai.faults import HttpError
 from pegboard_server_openai.reading import read_body
 from pegboard_server_openai.replies import CompletionChoice, CompletionReply, Usage, usage_of
 from pegboard_server_openai.sampling import completion_params
 from pegboard_server_openai.scores import CompletionScores, ScoreWriter
-from pegboard_server_openai.sse import DONE, AnswerStream, Frame, event, unless_gone
+from pegboard_server_openai.sse import DONE, AnswerStream, Frame, event, whole_answer
 from pegboard_server_openai.state import ServerState
 from pegboard_server_openai.streams import Batch, Cursor, News
 
@@ -45,11 +45,7 @@ class Completions:
         headers = {"x-request-id": answer_id.partition("-")[2]}
         if body.stream:
             return AnswerStream(batch, answer, headers)
-        try:
-            outputs = await unless_gone(request.receive, batch.finished())
-        finally:
-            batch.close()
-        return json_response(answer.whole(outputs), headers=headers)
+        return await whole_answer(request.receive, batch, answer.whole, headers)
 
 
 def _prompts(given: Any) -> list[Any]:

@@ -39,7 +39,7 @@ from pegboard_server_openai.messages_replies import (
 )
 from pegboard_server_openai.named_events import named_event, stream_fault
 from pegboard_server_openai.reading import read_body
-from pegboard_server_openai.sse import EventStream, unless_gone
+from pegboard_server_openai.sse import EventStream, whole_answer
 from pegboard_server_openai.state import ServerState
 from pegboard_server_openai.streams import Batch, Cursor
 
@@ -69,11 +69,9 @@ class Messages:
         headers = {"request-id": request_id, "x-request-id": request_id}
         if body.stream:
             return EventStream(answer.events(batch), batch.close, headers)
-        try:
-            outputs = await unless_gone(request.receive, batch.finished())
-        finally:
-            batch.close()
-        return json_response(answer.whole(outputs[0]), headers=headers)
+        return await whole_answer(
+            request.receive, batch, lambda outputs: answer.whole(outputs[0]), headers
+        )
 
     async def count(self, request: Request) -> Response:
         """How many tokens the prompt of a body has."""

@@ -49,7 +49,7 @@ from pegboard_server_openai.responses_replies import (
 )
 from pegboard_server_openai.responses_store import ResponseStore
 from pegboard_server_openai.scores import ScoreWriter, TokenScore
-from pegboard_server_openai.sse import EventStream, unless_gone
+from pegboard_server_openai.sse import EventStream, whole_answer
 from pegboard_server_openai.state import ServerState
 from pegboard_server_openai.streams import Batch, Cursor
 
@@ -88,11 +88,9 @@ class Responses:
         headers = {"x-request-id": name.partition("-")[2]}
         if body.stream:
             return EventStream(answer.events(batch), batch.close, headers)
-        try:
-            outputs = await unless_gone(request.receive, batch.finished())
-        finally:
-            batch.close()
-        return json_response(answer.whole(outputs[0]), headers=headers)
+        return await whole_answer(
+            request.receive, batch, lambda outputs: answer.whole(outputs[0]), headers
+        )
 
     async def count(self, request: Request) -> HttpResponse:
         """How many tokens the prompt of a body has."""

@@ -15,10 +15,19 @@ import msgspec
 from starlette.responses import Response
 
 from pegboard import RequestOutput
-from pegboard_server_openai.faults import HttpError, error_body, fault_of
+from pegboard_server_openai.faults import HttpError, error_body, fault_of, json_response
 from pegboard_server_openai.streams import Batch
 
-__all__ = ["DIRECT_SEND", "DONE", "AnswerStream", "EventStream", "Frame", "event", "unless_gone"]
+__all__ = [
+    "DIRECT_SEND",
+    "DONE",
+    "AnswerStream",
+    "EventStream",
+    "Frame",
+    "event",
+    "unless_gone",
+    "whole_answer",
+]
 
 _LOG = logging.getLogger("pegboard.plugin.server-openai")
 _ENCODE = msgspec.json.Encoder().encode
@@ -70,6 +79,21 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         watch.cancel()
         task.cancel()
         await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def whole_answer(
+    receive: Receive,
+    batch: Batch,
+    make: Callable[[list[RequestOutput]], Any],
+    headers: dict[str, str],
+) -> Response:
+    """The answer that `make` gives when all of `batch` is complete, as JSON. The requests end when
+    the client leaves."""
+    try:
+        outputs = await unless_gone(receive, batch.finished())
+    finally:
+        batch.close()
+    return json_response(make(outputs), headers=headers)
 
 
 async def _gone(receive: Receive) -> None:
