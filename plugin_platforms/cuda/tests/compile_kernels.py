@@ -115,7 +115,7 @@ def products(inputs: int, outputs: int) -> None:
     from pegboard_platform_cuda.tiles import Tile, tile_for
 
     weight = torch.empty(outputs, inputs, dtype=BF16)
-    for rows in (1, 2, 16):
+    for rows in (1, 2, 16, 32, 64, 128):
         product(torch.empty(rows, inputs, dtype=BF16), weight, tile_for(inputs, outputs, rows))
     x = torch.empty(8, inputs, dtype=BF16)
     product(x, weight, Tile("matrix", outputs=64, depth=128, splits=4, stages=4))

@@ -82,6 +82,36 @@ def test_every_way_to_cut_gives_the_same_product(tile: Tile, device: torch.devic
         check(product(x, weight, tile), x, weight)
 
 
+@pytest.mark.parametrize("rows", [1, 17, 32, 61])
+@pytest.mark.parametrize(("inputs", "outputs"), [(256, 128), (200, 70), (64, 9)])
+def test_the_copy_engine_brings_no_more_than_there_is(
+    rows: int, inputs: int, outputs: int, device: torch.device
+) -> None:
+    x, weight = operands(rows, inputs, outputs, torch.float16, device)
+    around = torch.full((rows + 64, inputs), torch.nan, dtype=x.dtype, device=device)
+    around[:rows] = x
+    tile = Tile("described", outputs=64, depth=128, stages=3)
+    check(product(around[:rows], weight, tile), x, weight)
+
+
+def test_what_the_copy_engine_cannot_read_is_left_to_the_library(device: torch.device) -> None:
+    tile = Tile("described", outputs=64, depth=64)
+    for inputs in (100, 128):
+        x, weight = operands(20, 2 * inputs, 70, torch.float16, device)
+        x, weight = x[:, inputs:], weight[:, :inputs]
+        check(product(x, weight, tile), x, weight)
+        check(product(x.contiguous(), weight, tile), x, weight)
+    x, weight = operands(20, 100, 70, torch.float16, device)
+    assert torch.equal(product(x, weight, tile), product(x, weight, Tile("library")))
+
+
+def test_wide_products_of_some_rows_go_through_the_copy_engine_by_rule() -> None:
+    assert tile_for(1536, 8960, 17) == tile_for(1536, 8960, 32)
+    assert tile_for(1536, 8960, 32).kind == "described"
+    assert tile_for(1536, 8960, 33).kind == tile_for(1536, 512, 17).kind == "library"
+    assert tile_for(512, 8960, 17).kind == "library"
+
+
 def test_more_rows_are_ours_where_the_table_says_so(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,4 +137,5 @@ def test_every_entry_of_the_table_is_one_that_the_kernels_take() -> None:
         assert list(by_rows) == sorted(by_rows)
         for most, tile in by_rows.items():
             assert tile.kind != "vector" or most == 1
+            assert tile.kind != "described" or tile.splits == 1
             assert tile.outputs & (tile.outputs - 1) == 0 == tile.depth & (tile.depth - 1)

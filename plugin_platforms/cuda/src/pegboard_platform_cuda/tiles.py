@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 __all__ = [
+    "DESCRIBED_ROWS",
     "EXPERT_TILES",
     "FEW_PAIRS",
     "FEW_ROWS",
@@ -34,6 +35,9 @@ wait keep others' programs from starting."""
 FEW_ROWS = 16
 """Most rows for which a product of our own is worth it for any shape."""
 
+DESCRIBED_ROWS = 32
+"""Most rows for which the copy engine's product of a wide weight was ahead for each shape tried."""
+
 TABLE_ROWS = 128
 """Most rows for which one can be, where the table has an entry."""
 
@@ -42,10 +46,11 @@ class Tile(NamedTuple):
     """How a product ``[M, K] x [N, K]`` is cut.
 
     ``vector``: one row, products by element; ``matrix``: the matrix units, rows padded to a power
-    of two, at least 16; ``library``: not our own.
+    of two, at least 16; ``described``: those, with operands that the copy engine brings, not split;
+    ``library``: not our own.
     """
 
-    kind: Literal["vector", "matrix", "library"]
+    kind: Literal["vector", "matrix", "described", "library"]
     outputs: int = 4
     """Columns of the result, rows of the weight, of a program."""
     depth: int = 1024
@@ -64,31 +69,42 @@ TILES: Mapping[tuple[int, int], Mapping[int, Tile]] = MappingProxyType(
         (4096, 6144): {
             1: Tile("vector", 1, 2048, 1, 2, 1),
             16: Tile("matrix", 64, 256, 1, 4, 4, True),
+            32: Tile("described", 64, 256, 1, 4, 4),
+            64: Tile("described", 64, 128, 1, 4, 5),
         },
         (4096, 4096): {
             1: Tile("vector", 1, 2048, 1, 2, 1),
             16: Tile("matrix", 64, 256, 1, 4, 4, True),
+            32: Tile("described", 64, 256, 1, 4, 4),
         },
         (4096, 28672): {
             1: Tile("vector", 1, 2048, 1, 2, 1),
             4: Tile("matrix", 64, 128, 1, 4, 4, True),
             8: Tile("matrix", 128, 128, 1, 4, 4, True),
             16: Tile("matrix", 64, 128, 1, 4, 4, True),
+            32: Tile("described", 64, 128, 1, 4, 4),
+            64: Tile("described", 128, 64, 1, 8, 3),
+            96: Tile("library"),
+            128: Tile("described", 128, 64, 1, 8, 3),
         },
         (14336, 4096): {
             1: Tile("vector", 16, 512, 1, 8, 3),
             8: Tile("matrix", 64, 128, 4, 4, 4, True),
             16: Tile("library"),
+            32: Tile("described", 64, 128, 1, 4, 6),
+            64: Tile("described", 64, 128, 1, 4, 6),
         },
         (4096, 128256): {
             1: Tile("vector", 1, 2048, 1, 2, 1),
             16: Tile("matrix", 64, 128, 1, 4, 4, True),
+            32: Tile("described", 64, 128, 1, 4, 3),
+            64: Tile("described", 128, 128, 1, 4, 4),
         },
         (1024, 4096): {
             1: Tile("vector", 2, 1024, 1, 4, 1),
             16: Tile("matrix", 32, 128, 1, 4, 5),
-            32: Tile("matrix", 64, 128, 1, 4, 4, True),
-            64: Tile("matrix", 32, 128, 1, 4, 4),
+            32: Tile("described", 64, 256, 1, 4, 4),
+            64: Tile("described", 64, 128, 1, 4, 6),
         },
         (2048, 1024): {
             1: Tile("vector", 2, 1024, 1, 4, 1),
@@ -97,6 +113,8 @@ TILES: Mapping[tuple[int, int], Mapping[int, Tile]] = MappingProxyType(
         (1024, 6144): {
             1: Tile("vector", 2, 1024, 1, 4, 1),
             16: Tile("matrix", 64, 256, 1, 4, 4, True),
+            32: Tile("described", 64, 256, 1, 4, 4),
+            64: Tile("described", 64, 128, 1, 4, 5),
         },
         (3072, 1024): {
             1: Tile("vector", 4, 2048, 1, 8, 1),
@@ -106,10 +124,13 @@ TILES: Mapping[tuple[int, int], Mapping[int, Tile]] = MappingProxyType(
             1: Tile("vector", 2, 1024, 1, 2, 1),
             2: Tile("matrix", 64, 128, 1, 4, 4),
             16: Tile("matrix", 64, 128, 1, 4, 4, True),
+            64: Tile("described", 64, 128, 1, 4, 3),
         },
         (2048, 5120): {
             1: Tile("vector", 1, 2048, 1, 2, 1),
             16: Tile("matrix", 64, 256, 1, 4, 4, True),
+            32: Tile("described", 64, 256, 1, 4, 4),
+            64: Tile("described", 64, 128, 1, 4, 6),
         },
         (4096, 2048): {
             1: Tile("vector", 1, 2048, 1, 2, 1),
@@ -122,6 +143,8 @@ TILES: Mapping[tuple[int, int], Mapping[int, Tile]] = MappingProxyType(
         (2048, 151936): {
             1: Tile("vector", 1, 1024, 1, 1, 1),
             16: Tile("matrix", 64, 128, 1, 4, 4, True),
+            32: Tile("described", 64, 128, 1, 4, 3),
+            64: Tile("described", 128, 64, 1, 4, 3),
         },
     }
 )
@@ -133,6 +156,8 @@ def tile_for(inputs: int, outputs: int, rows: int) -> Tile:
     for most, tile in TILES.get((inputs, outputs), {}).items():
         if rows <= most:
             return tile
+    if FEW_ROWS < rows <= DESCRIBED_ROWS and inputs >= 1024 and outputs >= 4096:
+        return Tile("described", 64, 128, 1, 4, 4)
     if rows > FEW_ROWS:
         return Tile("library")
     if rows == 1:
