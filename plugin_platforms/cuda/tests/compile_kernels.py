@@ -115,7 +115,7 @@ def products(inputs: int, outputs: int) -> None:
     from pegboard_platform_cuda.tiles import Tile, tile_for
 
     weight = torch.empty(outputs, inputs, dtype=BF16)
-    for rows in (1, 2, 16, 32, 64, 128):
+    for rows in (1, 2, 16, 32, 64, 128, 256):
         product(torch.empty(rows, inputs, dtype=BF16), weight, tile_for(inputs, outputs, rows))
     x = torch.empty(8, inputs, dtype=BF16)
     product(x, weight, Tile("matrix", outputs=64, depth=128, splits=4, stages=4))
@@ -167,6 +167,7 @@ CASES: dict[str, Callable[[], None]] = {
     "choose of 151936": lambda: choices(151936, BF16),
     "choose of 128256 float32": lambda: choices(128256, torch.float32),
     "product 4096 x 6144": lambda: products(4096, 6144),
+    "product 4096 x 128256": lambda: products(4096, 128256),
     "product 768 x 100": lambda: products(768, 100),
     "mixture of 1": lambda: mixture(1),
     "mixture of 64": lambda: mixture(64),

@@ -38,7 +38,7 @@ FEW_ROWS = 16
 DESCRIBED_ROWS = 32
 """Most rows for which the copy engine's product of a wide weight was ahead for each shape tried."""
 
-TABLE_ROWS = 128
+TABLE_ROWS = 256
 """Most rows for which one can be, where the table has an entry."""
 
 
@@ -99,6 +99,8 @@ TILES: Mapping[tuple[int, int], Mapping[int, Tile]] = MappingProxyType(
             16: Tile("matrix", 64, 128, 1, 4, 4, True),
             32: Tile("described", 64, 128, 1, 4, 3),
             64: Tile("described", 128, 128, 1, 4, 4),
+            192: Tile("library"),
+            256: Tile("described", 128, 64, 1, 8, 4),
         },
         (1024, 4096): {
             1: Tile("vector", 2, 1024, 1, 4, 1),

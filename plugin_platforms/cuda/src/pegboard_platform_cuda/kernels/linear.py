@@ -5,7 +5,7 @@ at 4.47 TB/s, to which a launch adds 1 to 2 µs. One row is multiplied by elemen
 units would be idle for fifteen sixteenths; more rows go through the matrix units, padded to 16 or
 more. From 17 rows on the copy engine brings both operands, so that threads compute no addresses
 and hold none: with 32 rows the products of a layer of the 8B take 117 µs where the library takes
-126 (floor 99), with 64 rows 122 and 127. With more the library is as fast, one wide product
+126 (floor 99), with 64 rows 122 and 127. With more the library is as fast, two wide products
 excepted. All sums are in float32 and in a fixed order.
 """
 
