@@ -65,6 +65,7 @@ def test_the_script_measures_checks_profiles_and_goes_on_where_it_ended(
     assert all(row.startswith("| tiny float32 | ") and row.endswith(" |") for row in rows)
 
 
+@pytest.mark.accept
 def test_a_cell_that_fails_is_told_and_the_others_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

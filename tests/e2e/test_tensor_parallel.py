@@ -158,6 +158,7 @@ def gone_within(seconds: float, processes: list[int]) -> bool:
     return not alive(processes)
 
 
+@pytest.mark.accept
 def test_two_ranks_with_quantised_weights_give_the_tokens_of_one(tmp_path: Path) -> None:
     path = qwen3(tmp_path)
     with open_engine(path, tensor_parallel_size=2) as llm:
@@ -184,6 +185,7 @@ def test_caching_preemption_and_draws_are_the_same_on_two_ranks(tmp_path: Path) 
     assert [o.outputs[0].token_ids for o in drawn] == [o.outputs[0].token_ids for o in expected]
 
 
+@pytest.mark.accept
 def test_a_killed_rank_ends_a_mixture_of_experts_that_was_right_before(tmp_path: Path) -> None:
     path = mixture(tmp_path)
     with open_engine(path, tensor_parallel_size=2) as llm:
@@ -238,6 +240,7 @@ def test_an_error_of_a_rank_while_it_loads_is_that_of_the_engine(tmp_path: Path)
     assert psutil.Process().children() == before
 
 
+@pytest.mark.accept
 def test_ranks_compare_installed_plugins_with_the_lock_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,6 +310,7 @@ def runtime(index, settings):
 """
 
 
+@pytest.mark.accept
 def test_ranks_load_what_is_for_workers_with_its_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

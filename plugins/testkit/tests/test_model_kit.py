@@ -190,6 +190,7 @@ def test_a_reference_of_the_wrong_shape_is_named(tmp_path: Path) -> None:
         kit.test_log_probabilities_equal_the_reference(model)
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize(("context", "block_size", "least"), [(63, 8, 64), (95, 32, 96)])
 def test_a_context_that_is_too_short_for_the_tests_is_named(
     context: int, block_size: int, least: int, tmp_path: Path
