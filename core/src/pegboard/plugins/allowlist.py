@@ -85,11 +85,23 @@ class Allowlist:
         return self.leaving_out(candidate) is None
 
     def leaving_out(self, candidate: Candidate) -> Allowlist | None:
-        """The list that has no entry for this plugin, or None if it may load."""
+        """The list that has no entry for this plugin, or for the one that runs it, or None if it
+        may load."""
         for one in self.in_force:
             if not any(one.matches(entry, candidate) for entry in one.entries):
                 return one
-        return None
+        return None if candidate.adopter is None else self.leaving_out(candidate.adopter)
+
+    def why_left_out(self, candidate: Candidate) -> str:
+        """For a plugin that may not load: which list leaves it out, and what to add to it."""
+        by = self.leaving_out(candidate)
+        assert by is not None, "only what is left out is blocked"
+        adopter = candidate.adopter
+        if adopter is None or self.leaving_out(candidate._replace(adopter=None)) is not None:
+            return f"{by.name}={by.value!r} leaves it out: add {candidate.id!r} to it"
+        return (
+            f"{by.name}={by.value!r} leaves out {adopter}, which runs it: add {adopter.id!r} to it"
+        )
 
     def matches(self, entry: str, candidate: Candidate) -> bool:
         """Whether one entry names this plugin."""

@@ -20,16 +20,17 @@ import pluggy
 
 from pegboard.api.context import PluginContext
 from pegboard.api.descriptor import Descriptor, LazyRef
+from pegboard.api.foreign import ADOPT_HOOK, ForeignPlugin
 from pegboard.api.hooks import HOOK_SURFACES, SETTINGS_HOOK, Hooks
 from pegboard.errors import PluginError
 from pegboard.plugins.conduct import Observed
 from pegboard.plugins.nearest import nearest
 from pegboard.plugins.settings import build_settings
 
-__all__ = ["DESCRIPTOR_TYPES", "Offer", "collect"]
+__all__ = ["DESCRIPTOR_TYPES", "Offer", "collect", "collect_adopted"]
 
 PROJECT = "pegboard"
-HOOKS = (*HOOK_SURFACES, SETTINGS_HOOK)
+HOOKS = (*HOOK_SURFACES, SETTINGS_HOOK, ADOPT_HOOK)
 
 DESCRIPTOR_TYPES = MappingProxyType(
     {
@@ -88,9 +89,53 @@ def collect(
         _check_declared(callers, declared)
         settings = build_settings(_settings_class(callers, ctx), ctx.plugin_id, given)
         ctx = attrs.evolve(ctx, settings=settings)
-        asked = (caller for caller in callers if caller.name != SETTINGS_HOOK)
+        asked = (caller for caller in callers if caller.name in HOOK_SURFACES)
         accepted = accept([pair for caller in asked for pair in _call(caller, ctx)])
     return Offer(accepted, settings, seen)
+
+
+def collect_adopted(
+    adopter: str,
+    group: str,
+    value: str,
+    declared: Mapping[str, int],
+    ctx: PluginContext,
+    given: Mapping[str, Any] | None,
+    watching: AbstractContextManager[Observed],
+    accept: Callable[[list[tuple[str, Descriptor]]], T],
+) -> Offer[T]:
+    """As `collect`, for a plugin that was made for another program: the module `adopter`, which is
+    loaded, is asked for what stands for it. `group` and `value` are those of its entry point; it
+    has no settings.
+
+    Raises also `NotAdoptedError`.
+    """
+    with _imports_undone_on_error(value.partition(":")[0]), watching as seen:
+        callers = _hook_callers(importlib.import_module(adopter), adopter)
+        build_settings(None, ctx.plugin_id, given)
+        asked = next((c for c in callers if c.name == ADOPT_HOOK), None)
+        if asked is None:
+            raise PluginError(f"module {adopter!r}, which is to run it, has no hook {ADOPT_HOOK!r}")
+        plugin = ForeignPlugin(ctx.plugin_id, group, value, ctx.distribution, ctx.version)
+        pairs = [
+            (_surface_of(item, declared), item)
+            for answer in asked(ctx=ctx, plugin=plugin)
+            for item in answer
+        ]
+        accepted = accept(pairs)
+    return Offer(accepted, None, seen)
+
+
+def _surface_of(item: Any, declared: Mapping[str, int]) -> str:
+    """The surface of a descriptor, one of those that the adopter declares."""
+    for surface in declared:
+        if isinstance(item, LazyRef(DESCRIPTOR_TYPES[surface]).load()):
+            _checked(item, surface, ADOPT_HOOK)
+            return surface
+    raise PluginError(
+        f"hook {ADOPT_HOOK!r} must return descriptors of the surfaces that PEGBOARD_API declares "
+        f"({', '.join(declared)}), one was {_kind(item)}"
+    )
 
 
 def _settings_class(callers: Iterable[pluggy.HookCaller], ctx: PluginContext) -> Any:

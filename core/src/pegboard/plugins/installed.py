@@ -130,13 +130,16 @@ class Installed:
 
 
 def find_installed(
-    names: Collection[str], search_path: Sequence[str] | None = None
+    names: Collection[str],
+    search_path: Sequence[str] | None = None,
+    groups: Collection[str] = (),
 ) -> Mapping[str, Installed]:
     """The distributions of these names, in normal form, as discovery takes them: the first on the
-    path that has plugins."""
+    path that has plugins, of our groups or of these further ones."""
     found: dict[str, Installed] = {}
     for metadata in scan(search_path):
-        if "pegboard." not in (metadata.read_text("entry_points.txt") or ""):
+        text = metadata.read_text("entry_points.txt") or ""
+        if not any(group in text for group in ("pegboard.", *groups)):
             continue
         name = distribution_name(metadata)
         if name is not None and name in names and name not in found:

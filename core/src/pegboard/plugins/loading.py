@@ -13,6 +13,7 @@ import attrs
 from pegboard.__about__ import __version__
 from pegboard.api.context import PluginContext, ProcessRole
 from pegboard.api.descriptor import Descriptor
+from pegboard.api.foreign import NotAdoptedError
 from pegboard.api.levels import API_LEVELS
 from pegboard.api.metrics import MetricSet, PluginMetrics
 from pegboard.errors import DuplicateError, PluginError
@@ -88,6 +89,8 @@ class Loader:
         self._metrics = MetricSet()
         self._surfaces = surfaces
         self._registries: dict[str, Registry[Any]] = {s: Registry(s) for s in sorted(API_LEVELS)}
+        self._left_alone: dict[str, None] = {}
+        """Why plugins of other programs are not run; each reason is told once."""
         self._contested: dict[tuple[str, str], str] = {}
         self._records: list[PluginRecord] = []
         """Those that were loaded in their order, among others."""
@@ -155,7 +158,7 @@ class Loader:
             plan=plan,
             core=self._core,
             allowlist=self._allowlist,
-            notices=(*notices, *failures, *notes),
+            notices=(*notices, *self._left_alone, *failures, *notes),
             registries=self._registries,
             contested=self._contested,
             settings=self._settings,
@@ -172,12 +175,10 @@ class Loader:
         its source is looked at, never imported.
         """
         try:
-            surfaces = tuple(read_declaration(candidate.value).levels)
+            surfaces = tuple(read_declaration((candidate.adopter or candidate).value).levels)
         except Exception:  # it is not going to load: nothing about it may stop the others
             surfaces = ()
-        by = self._allowlist.leaving_out(candidate)
-        assert by is not None, "only what is left out is blocked"
-        reason = f"{by.name}={by.value!r} leaves it out: add {candidate.id!r} to it"
+        reason = self._allowlist.why_left_out(candidate)
         self._records.append(_record(candidate, "blocked", reason, surfaces))
 
     def _planned_to_fail(self, candidate: Candidate) -> bool:
@@ -191,6 +192,8 @@ class Loader:
 
     def _read(self, candidate: Candidate) -> list[_Waiting]:
         """What a plugin declares, nothing of it imported; empty if it cannot or shall not load."""
+        if candidate.adopter is not None:
+            return self._read_adopted(candidate, candidate.adopter)
         levels: Mapping[str, int] = {}
         try:
             check_value(candidate)
@@ -206,6 +209,21 @@ class Loader:
             return [_Waiting(candidate, levels, plain, order, override, processes, notes)]
         except Exception as error:
             self._fail(candidate, tuple(levels), error)
+            return []
+
+    def _read_adopted(self, candidate: Candidate, adopter: Candidate) -> list[_Waiting]:
+        """What holds for a plugin of another program is what its adopter declares; whether that
+        one loads is seen when its turn is over."""
+        try:
+            declared = read_declaration(adopter.value)
+            if self._surfaces is not None and not set(self._surfaces) & set(declared.levels):
+                return []
+            order = (), (adopter.id,)
+            processes = declared.processes()
+            return [_Waiting(candidate, declared.levels, False, order, {}, processes, ())]
+        except Exception:
+            reason = f"{adopter}, which runs plugins of this group, cannot be loaded"
+            self._fail(candidate, (), PluginError(reason))
             return []
 
     def _leave_unused(self, waiting: _Waiting) -> None:
@@ -232,6 +250,8 @@ class Loader:
             self._import(waiting)
         except KeyboardInterrupt:
             raise
+        except NotAdoptedError as error:
+            self._leave_alone(waiting, error)
         except SettingsError as error:
             if candidate.id in self._policy.plugin_config:
                 raise  # the operator's mistake, not the plugin's
@@ -239,8 +259,17 @@ class Loader:
         except BaseException as error:
             self._fail(candidate, tuple(waiting.levels), error)
 
+    def _leave_alone(self, waiting: _Waiting, why: NotAdoptedError) -> None:
+        reason = reason_of(why)
+        self._left_alone[reason] = None
+        self._records.append(_record(waiting.candidate, "unused", reason, tuple(waiting.levels)))
+
+    def _check_adopter(self, adopter: Candidate) -> None:
+        if not any(r.state == "ready" and str(r) == str(adopter) for r in self._records):
+            raise PluginError(f"{adopter}, which runs plugins of this group, did not load")
+
     def _import(self, waiting: _Waiting) -> None:
-        from pegboard.plugins.collect import collect  # pluggy: only when there is a plugin to ask
+        from pegboard.plugins import collect  # pluggy: only when there is a plugin to ask
 
         candidate = waiting.candidate
         context = PluginContext(
@@ -258,7 +287,11 @@ class Loader:
         accept = partial(self._accept, source=source, override=waiting.override)
         harmless = waiting.plain and candidate.value not in sys.modules
         watching = self._conduct.timing() if harmless else self._conduct.watching(source)
-        accepted, settings, seen = collect(
+        ask: Callable[..., collect.Offer[_Accepted]] = collect.collect
+        if candidate.adopter is not None:
+            self._check_adopter(candidate.adopter)
+            ask = partial(collect.collect_adopted, candidate.adopter.value, candidate.group)
+        accepted, settings, seen = ask(
             candidate.value, waiting.levels, context, given, watching, accept
         )
         self._registries.update(accepted.registries)

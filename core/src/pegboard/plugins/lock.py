@@ -108,7 +108,8 @@ def make_lock(admitted: Sequence[Candidate], search_path: Sequence[str] | None =
     without a list of files, one whose files are not all there, one that another hides.
     """
     modules = _modules(admitted)
-    installed = find_installed(modules.keys(), search_path)
+    groups = {candidate.group for candidate in admitted}
+    installed = find_installed(modules.keys(), search_path, groups)
     files = {name: installed[name].hashes(search_path=search_path) for name in sorted(installed)}
     problems: dict[str, list[str]] = defaultdict(list)
     for name, one in sorted(installed.items()):
@@ -150,7 +151,8 @@ def differences(
         if plugin not in locked:
             yield f"plugin {plugin} is not in the lock"
     modules = _modules(admitted)
-    installed = find_installed({*lock.files, *modules}, search_path)
+    groups = {c.group for c in admitted} | {plugin.group for plugin in locked}
+    installed = find_installed({*lock.files, *modules}, search_path, groups)
     for name, hashes in sorted(lock.files.items()):
         if name not in installed:
             yield f"{name} is locked and not installed"
