@@ -93,9 +93,12 @@ class Member:
         return "pegboard.plugins", self.folder.name
 
     def entry_points(self) -> dict[str, dict[str, str]]:
-        """Declared entry points of Pegboard's own groups."""
+        """Declared entry points of Pegboard's own groups, but for those that say whose plugins a
+        plugin runs."""
         groups = self.data["project"].get("entry-points", {})
-        return {group: names for group, names in groups.items() if group.startswith("pegboard.")}
+        own = {group: names for group, names in groups.items() if group.startswith("pegboard.")}
+        own.pop("pegboard.adopters", None)
+        return own
 
 
 def members(root: Path) -> list[Member]:
