@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pegboard import LLM, SamplingParams
+from pegboard import LLM, AsyncLLM, SamplingParams
 from pegboard.api.connector import KVTransferConfig
 from pegboard.errors import ConfigError, PluginError
-from pegboard.plugins import load_plugins
 from pegboard.testing.checkpoints import write_tiny_model
 from pegboard_legacy_vllm.base import KVConnectorRole
 from pegboard_legacy_vllm.proxy import Proxy
@@ -49,6 +47,9 @@ def answers(model: Path, **options: Any) -> tuple[list[list[int]], int]:
     """Tokens, and how many prompt tokens came from outside."""
     with LLM(str(model), **{**OPTIONS, **options}) as llm:
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        if "kv_transfer_config" in options:
+            (row,) = [row for row in llm.plugins() if row["id"] == "shelf_kv"]
+            assert (row["distribution"], row["used"]) == ("acme-shelf", ["connector:shelf"])
         found = llm.engine.stats().cache.external_hit_tokens
     return [list(output.outputs[0].token_ids) for output in outputs], found
 
@@ -89,40 +90,27 @@ def test_a_consumer_saves_nothing(packages: Any, model: Path, tmp_path: Path) ->
     assert not list((tmp_path / "kv").iterdir())
 
 
-CHILD = """
-from pegboard import LLM, SamplingParams
-from pegboard.plugins import load_plugins
+async def _answers_of(llm: AsyncLLM) -> list[Any]:
+    async def last(prompt: list[int]) -> Any:
+        return [output async for output in llm.generate(prompt, GREEDY)][-1]
 
-
-def generate(plan, model, prompts, options):
-    greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    with LLM(model, board=load_plugins(plan=plan), **options) as llm:
-        outputs = llm.generate(prompts, greedy, use_tqdm=False)
-        (row,) = [row for row in llm.plugins() if row["id"] == "shelf_kv"]
-    tokens = [list(output.outputs[0].token_ids) for output in outputs]
-    return tokens, [output.num_cached_tokens for output in outputs], row
-"""
+    return await asyncio.wait_for(asyncio.gather(*map(last, PROMPTS)), 120)
 
 
 @pytest.mark.accept
-def test_an_engine_in_a_process_that_is_spawned_uses_it_too(
+def test_an_engine_in_a_process_of_its_own_uses_it_too(
     packages: Any, model: Path, tmp_path: Path
 ) -> None:
     packages.add_shelf()
     config = transfer(tmp_path / "kv")
     expected, _ = answers(model, kv_transfer_config=config)
-    (packages.folder / "child_of_the_shelf.py").write_text(CHILD)
-    generate = importlib.import_module("child_of_the_shelf").generate
-    arguments = (
-        load_plugins().plan,
-        str(model),
-        PROMPTS,
-        {**OPTIONS, "kv_transfer_config": config},
-    )
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        tokens, cached, row = pool.apply_async(generate, arguments).get(timeout=120)
-    assert tokens == expected and min(cached) == 96
-    assert (row["distribution"], row["used"]) == ("acme-shelf", ["connector:shelf"])
+    llm = AsyncLLM(str(model), **OPTIONS, kv_transfer_config=config)
+    try:
+        outputs = asyncio.run(_answers_of(llm))
+    finally:
+        llm.close()
+    assert [list(output.outputs[0].token_ids) for output in outputs] == expected
+    assert [output.num_cached_tokens for output in outputs] == [96] * 3
 
 
 def proxy(folder: Path, **extra: Any) -> Proxy:

@@ -70,7 +70,8 @@ class LegacyScheduler(SchedulerHalf):
         """Tokens that the own cache has, by request, as of its last question."""
         self._loads: dict[int, str] = {}
         """Requests of loads that are not over."""
-        self._begun: set[int] = set()
+        self._waiting: set[int] = set()
+        """Loads that the connector was told of and that have not begun."""
         self._shown: set[str] = set()
         """Requests that the connector saw scheduled; it hears nothing more of others."""
         self._told: set[str] = set()
@@ -99,13 +100,18 @@ class LegacyScheduler(SchedulerHalf):
     def allocated(self, what: Allocated) -> None:
         request, load = self._request(what.request), what.load
         tokens = load.tokens - self._computed.get(request.request_id, 0)
-        self._tell_blocks(request, what.blocks, tokens)
+        try:
+            self._tell_blocks(request, what.blocks, tokens)
+        except Exception:
+            self._give_up()  # nobody knows what it remembers of them
+            raise
         self._loads[load.load_id] = request.request_id
+        self._waiting.add(load.load_id)
         if load.now:
             self._told.add(request.request_id)
 
     def step(self, view: StepView) -> StepOrder:
-        if set(view.dropped) & (self._loads.keys() - self._begun):
+        if not self._waiting.isdisjoint(view.dropped):
             self._give_up()
         if self._broken:
             return StepOrder()
@@ -120,7 +126,7 @@ class LegacyScheduler(SchedulerHalf):
             kept=dict(self._kept),
             finished=view.finished,
         )
-        self._begun |= {load.load_id for load in view.loads}
+        self._waiting -= {load.load_id for load in view.loads}
         self._told.clear()
         self._kept.clear()
         return StepOrder(metadata=note.plain())
@@ -148,7 +154,6 @@ class LegacyScheduler(SchedulerHalf):
         received = {self._loads[i] for i in report.received if i in self._loads}
         for load_id in (*report.received, *report.stopped):
             self._loads.pop(load_id, None)
-            self._begun.discard(load_id)
         invalid = {failed.block for failed in report.failed}
         if not self._broken and (sent or received or invalid):
             output = KVConnectorOutput(
@@ -174,8 +179,8 @@ class LegacyScheduler(SchedulerHalf):
         self._proxy.call("shutdown")
 
     def _give_up(self) -> None:
-        """A load that it was told of does not begin, which vLLM never does to a connector: it would
-        fill blocks that have other owners by now."""
+        """It was told of blocks, and the load does not begin, which never happens in vLLM: it would
+        fill them when they have other owners."""
         if not self._broken:
             self._broken = True
             logging.getLogger("pegboard.plugin.legacy-vllm").error(
