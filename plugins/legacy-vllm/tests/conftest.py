@@ -28,7 +28,8 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 
 def register():
-    KVConnectorFactory.register_connector("shelf", "shelf_kv.connector", "ShelfConnector")
+    if "shelf" not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector("shelf", "shelf_kv.connector", "ShelfConnector")
 """
 
 SHELF = '''

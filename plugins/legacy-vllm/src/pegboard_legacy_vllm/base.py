@@ -10,7 +10,16 @@ from typing import Any
 
 from pegboard_legacy_vllm.sealed import Sealed, SealedValue, sealed
 
-__all__ = ["UNUSED", "KVConnectorBase_V1", "KVConnectorMetadata", "KVConnectorRole"]
+__all__ = [
+    "UNUSED",
+    "BlockRemoved",
+    "BlockStored",
+    "KVCacheEvent",
+    "KVConnectorBase_V1",
+    "KVConnectorMetadata",
+    "KVConnectorRole",
+    "SupportsHMA",
+]
 
 UNUSED = (
     "bind_gpu_block_pool",
@@ -19,12 +28,12 @@ UNUSED = (
     "get_handshake_metadata",
     "get_required_kvcache_layout",
     "handle_preemptions",
+    "has_pending_push_work",
     "prefer_cross_layer_blocks",
     "register_cross_layers_kv_cache",
-    "request_finished_all_groups",
-    "requires_piecewise_for_cudagraph",
     "set_host_xfer_buffer_ops",
     "set_xfer_handshake_metadata",
+    "set_xfer_handshake_metadata_pp_aware",
 )
 """Parts of vLLM's class that nobody calls here: a class that has one of them needs more."""
 
@@ -118,6 +127,9 @@ class KVConnectorBase_V1(metaclass=Sealed):  # noqa: N801 (it is vLLM's name)
     @abstractmethod
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata: ...
 
+    def on_new_request(self, request: Any) -> None:
+        """A request is seen for the first time."""
+
     def update_connector_output(self, connector_output: Any) -> None:
         """What the worker side told."""
 
@@ -134,6 +146,16 @@ class KVConnectorBase_V1(metaclass=Sealed):  # noqa: N801 (it is vLLM's name)
     def reset_cache(self) -> bool | None:
         """Forget what is stored."""
         return None
+
+
+@sealed
+class SupportsHMA(metaclass=Sealed):
+    """Of connectors that are told of the blocks of all KV groups."""
+
+    @abstractmethod
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]: ...
 
 
 @sealed

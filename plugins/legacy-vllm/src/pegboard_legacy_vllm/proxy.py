@@ -9,7 +9,7 @@ from typing import Any
 
 from pegboard.api.connector import KVTransferConfig
 from pegboard.errors import ConfigError, PegboardError, PluginError
-from pegboard_legacy_vllm.base import UNUSED, KVConnectorBase_V1, KVConnectorRole
+from pegboard_legacy_vllm.base import UNUSED, KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from pegboard_legacy_vllm.refusal import RefusedError
 from pegboard_legacy_vllm.values import VllmConfig
 from pegboard_legacy_vllm.window import Window
@@ -49,11 +49,15 @@ class Proxy:
         except RefusedError as error:
             raise RuntimeError(str(error)) from error
 
+    def has(self, method: str) -> bool:
+        """Whether there is a method of this name."""
+        return hasattr(type(self._connector), method)
+
     def _check(self, cls: Any) -> None:
         who = self._window.package
         if not isinstance(cls, type) or not issubclass(cls, KVConnectorBase_V1):
             raise PluginError(f"{who} does not derive from KVConnectorBase_V1")
-        own = [c for c in cls.__mro__ if c not in KVConnectorBase_V1.__mro__]
+        own = [c for c in cls.__mro__ if c not in (*KVConnectorBase_V1.__mro__, SupportsHMA)]
         more = sorted({name for c in own for name in vars(c)} & set(UNUSED))
         if more:
             raise RefusedError(who, f"has the method {', '.join(more)}, which nobody calls here")

@@ -37,9 +37,25 @@ def _current() -> Registered:
     return found
 
 
+class _Names:
+    """What the package has registered itself; packages look whether something is there already."""
+
+    def __init__(self, called: str) -> None:
+        """`called` is the attribute of `Registered`."""
+        self._called = called
+
+    def __contains__(self, name: object) -> bool:
+        return name in getattr(_current(), self._called)
+
+    def __setitem__(self, name: str, _: object) -> None:
+        raise RefusedError(PACKAGE.get(), f"writes {name!r} into a registry of vLLM itself")
+
+
 @sealed
 class ModelRegistry(SealedValue):
     """The registry of models; nobody needs an instance."""
+
+    models = _Names("models")
 
     @classmethod
     def register_model(cls, model_arch: str, model_cls: Any) -> None:
@@ -55,6 +71,8 @@ class ModelRegistry(SealedValue):
 @sealed
 class KVConnectorFactory(SealedValue):
     """The factory of KV connectors."""
+
+    _registry = _Names("connectors")
 
     @classmethod
     def register_connector(cls, name: str, module_path: str, class_name: str) -> None:

@@ -89,13 +89,15 @@ class LegacyScheduler(SchedulerHalf):
         tokens, later = self._pair(answer, "get_num_new_matched_tokens")
         if tokens is None:
             return Pending()
-        if type(tokens) is not int or tokens < 0:
+        if type(tokens) is not int:
             raise PluginError(
                 f"KV connector {self._name!r}: get_num_new_matched_tokens must return a count of "
                 f"tokens or None, it returned {tokens!r}"
             )
         self._computed[request.request_id] = question.computed
-        return Later(tokens) if later and tokens else Now(tokens)
+        if tokens <= 0:  # of vLLM's own example: the own cache has more
+            return Now(0)
+        return Later(tokens) if later else Now(tokens)
 
     def allocated(self, what: Allocated) -> None:
         request, load = self._request(what.request), what.load
@@ -140,8 +142,11 @@ class LegacyScheduler(SchedulerHalf):
         self._shown.discard(name)
         if self._broken:
             return None
-        ids = block_ids(what.blocks)
-        answer = self._proxy.call("request_finished", request, list(ids[0]) if ids else [])
+        ids = block_ids(what.blocks) or ([],)
+        if self._proxy.has("request_finished_all_groups"):
+            answer = self._proxy.call("request_finished_all_groups", request, ids)
+        else:
+            answer = self._proxy.call("request_finished", request, ids[0])
         keep, params = self._pair(answer, "request_finished")
         if not keep:
             return None
@@ -190,8 +195,12 @@ class LegacyScheduler(SchedulerHalf):
 
     def _request(self, view: RequestView) -> Request:
         """One object per request, so that a connector may hold on to it."""
-        request = self._requests.setdefault(view.request_id, Request(view))
-        request.view = view
+        known = self._requests.get(view.request_id)
+        if known is not None:
+            known.view = view
+            return known
+        request = self._requests[view.request_id] = Request(view)
+        self._proxy.call("on_new_request", request)
         return request
 
     def _tell_blocks(self, request: Request, blocks: BlocksView, tokens: int) -> None:

@@ -21,6 +21,7 @@ _BASE = {
     "KVConnectorBase_V1": base.KVConnectorBase_V1,
     "KVConnectorMetadata": base.KVConnectorMetadata,
     "KVConnectorRole": base.KVConnectorRole,
+    "SupportsHMA": base.SupportsHMA,
 }
 _EVENTS = {
     "BlockRemoved": base.BlockRemoved,
@@ -28,6 +29,7 @@ _EVENTS = {
     "KVCacheEvent": base.KVCacheEvent,
 }
 _METADATA = {"AttentionMetadata": values.AttentionMetadata}
+_MLA = {"MLACommonMetadata": values.MLACommonMetadata}
 _TRANSFER = {"KVTransferConfig": values.KVTransferConfig}
 _OUTPUT = {
     "CachedRequestData": values.CachedRequestData,
@@ -47,11 +49,17 @@ CONTENT: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         f"{_KV}.v1.base": _BASE,
         f"{ROOT}.forward_context": {"ForwardContext": values.ForwardContext},
         f"{ROOT}.logger": {"init_logger": registries.init_logger},
+        f"{ROOT}.model_executor.layers.attention.mla_attention": _MLA,
         MODELS: _REGISTRY,
         f"{MODELS}.registry": _REGISTRY,
         f"{ROOT}.v1.attention.backend": _METADATA,
+        f"{ROOT}.v1.attention.backends.mla.common": _MLA,
+        f"{ROOT}.v1.attention.backends.triton_attn": {
+            "TritonAttentionMetadata": values.TritonAttentionMetadata
+        },
         f"{ROOT}.v1.core.kv_cache_manager": {"KVCacheBlocks": values.KVCacheBlocks},
         f"{ROOT}.v1.core.sched.output": _OUTPUT,
+        f"{ROOT}.v1.kv_cache_interface": {"KVCacheConfig": values.KVCacheConfig},
         f"{ROOT}.v1.outputs": {"KVConnectorOutput": values.KVConnectorOutput},
         f"{ROOT}.v1.request": {"Request": values.Request},
     }

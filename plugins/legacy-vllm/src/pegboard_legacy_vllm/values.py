@@ -22,11 +22,14 @@ __all__ = [
     "Facts",
     "ForwardContext",
     "KVCacheBlocks",
+    "KVCacheConfig",
     "KVConnectorOutput",
     "KVTransferConfig",
+    "MLACommonMetadata",
     "NewRequestData",
     "Request",
     "SchedulerOutput",
+    "TritonAttentionMetadata",
     "VllmConfig",
     "block_ids",
     "cached_requests",
@@ -132,6 +135,7 @@ class NewRequestData(SealedValue):
     """A request that is scheduled for the first time."""
 
     pooling_params = None
+    prompt_embeds = None
 
     def __init__(self, request: Request, blocks: Blocks, computed: int) -> None:
         self.req_id = request.request_id
@@ -166,6 +170,7 @@ class CachedRequestData(SealedValue):
     new_block_ids: list[Blocks | None] = attrs.field(factory=list)
     """Of resumed requests all blocks."""
     num_computed_tokens: list[int] = attrs.field(factory=list)
+    num_output_tokens: list[int] = attrs.field(factory=list)
 
     @property
     def num_reqs(self) -> int:
@@ -185,6 +190,9 @@ class SchedulerOutput(SealedValue):
     preempted_req_ids: set[str]
     scheduled_spec_decode_tokens: dict[str, list[int]] = attrs.field(factory=dict)
     scheduled_encoder_inputs: dict[str, list[int]] = attrs.field(factory=dict)
+    num_common_prefix_blocks: list[int] = attrs.field(factory=list)
+    free_encoder_mm_hashes: list[str] = attrs.field(factory=list)
+    kv_connector_metadata: None = None
 
 
 @sealed
@@ -204,6 +212,21 @@ class AttentionMetadata(SealedValue):
 
 
 @sealed
+class MLACommonMetadata(AttentionMetadata):
+    """Of another layout, which no step here has: connectors ask whether theirs is one."""
+
+
+@sealed
+class TritonAttentionMetadata(AttentionMetadata):
+    """As `MLACommonMetadata`."""
+
+
+@sealed
+class KVCacheConfig(SealedValue):
+    """For annotations."""
+
+
+@sealed
 class _Layer(SealedValue):
     """A layer of `ForwardContext.no_compile_layers`."""
 
@@ -219,7 +242,7 @@ class ForwardContext(SealedValue):
 
     def __init__(self, caches: Mapping[str, Any]) -> None:
         self.no_compile_layers = {name: _Layer(cache) for name, cache in caches.items()}
-        self.attn_metadata = AttentionMetadata()
+        self.attn_metadata = {name: AttentionMetadata() for name in caches}
 
 
 @sealed
@@ -276,6 +299,7 @@ def cached_requests(rows: Sequence[tuple[Request, bool, Blocks, int]]) -> Cached
         data.new_token_ids.append([])
         data.new_block_ids.append(blocks if any(blocks) else None)
         data.num_computed_tokens.append(computed)
+        data.num_output_tokens.append(max(computed - request.num_prompt_tokens, 0))
         if resumed:
             data.resumed_req_ids.add(request.request_id)
             data.all_token_ids[request.request_id] = request.all_token_ids
