@@ -19,8 +19,8 @@ WATCHED = {
     "pegboard-testkit",
     "pegboard-tracing-otel",
 }
-"""They import a module of their own: settings, a table that the program needs anyway, or what only a
-few programs need."""
+"""They import a module of their own: settings, a table that the program needs anyway, or what few
+programs need."""
 
 
 def is_plain(path: Path) -> bool:

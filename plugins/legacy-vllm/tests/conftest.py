@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pegboard.api.connector import KVConnector
-from pegboard.plugins import Board, PluginRecord, load_plugins
+from pegboard.testing.boards import Board, PluginRecord, board_of
 
 ALIAS = """
 def register():
@@ -203,7 +203,7 @@ class Packages:
 
     def board(self) -> Board:
         """Of these alone."""
-        return load_plugins(environ={"VLLM_PLUGINS": "legacy-vllm,acme-*"})
+        return board_of("legacy-vllm", "acme-*")
 
     def record(self) -> PluginRecord:
         """Of the package of one module."""

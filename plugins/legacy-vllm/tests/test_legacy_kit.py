@@ -10,21 +10,21 @@ import attrs
 import pytest
 
 from pegboard.api.connector import KVConnector
-from pegboard.plugins import load_plugins
+from pegboard.testing.boards import board_with
 from pegboard_testkit.connector_kit import ConnectorKit
 
 
 @pytest.mark.accept
 class TestLegacyConnector(ConnectorKit):
-    connector = "shelf"
+    connector = "anywhere"
     operations = 200
 
     @pytest.fixture(scope="class")
     @classmethod
     def board(cls, shelf: KVConnector) -> Any:
         """The toy's storage has a layout of its own; this connector copes with any."""
-        anywhere = attrs.evolve(shelf, abilities=attrs.evolve(shelf.abilities, layouts=()))
-        return load_plugins(environ={"VLLM_PLUGINS": ""}, extra=[("connector", anywhere)])
+        abilities = attrs.evolve(shelf.abilities, layouts=())
+        return board_with("connector", attrs.evolve(shelf, name="anywhere", abilities=abilities))
 
     def settings(self, folder: Path) -> Mapping[str, Any]:
         return {"path": str(folder / "kv")}

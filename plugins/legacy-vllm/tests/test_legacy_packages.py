@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from pegboard import LLM, SamplingParams
-from pegboard.plugins import LoadPolicy, build_board
+from pegboard.testing.boards import board_of
 from pegboard.testing.checkpoints import write_tiny_model
 from pegboard_legacy_vllm.configs import complete
 
@@ -154,9 +154,8 @@ def test_where_vllm_is_installed_its_packages_are_left_to_it(packages: Any) -> N
 
 def test_the_allowlist_wants_the_package_and_the_plugin_that_runs_it(packages: Any) -> None:
     packages.add_house()
-    for value, state in (("legacy-vllm,acme-house", "ready"), ("acme-house", "blocked")):
-        board = build_board(environ={"VLLM_PLUGINS": value}, policy=LoadPolicy())
-        (record,) = [r for r in board.plugins if r.id == "house_plugin"]
+    for state, *names in (("ready", "legacy-vllm", "acme-house"), ("blocked", "acme-house")):
+        (record,) = [r for r in board_of(*names).plugins if r.id == "house_plugin"]
         assert record.state == state, record.reason
 
 
