@@ -101,6 +101,31 @@ class Allowlist:
         groups = (candidate.group, candidate.short_group)
         return bool(colon) and _same(name, candidate.id) and any(_same(group, g) for g in groups)
 
+    def value_without(
+        self, plugin: Candidate, candidates: Sequence[Candidate], first_party: frozenset[str]
+    ) -> str:
+        """The value of the variable that admits all that is admitted now but for this plugin.
+
+        `first_party` are the distributions that ``@first-party`` would stand for.
+        """
+        kept = [c for c in candidates if c != plugin and self.admits(c)]
+        own = [c for c in candidates if c.distribution in first_party]
+        whole = bool(own) and all(c in kept for c in own)
+        named = [c for c in kept if not (whole and c in own)]
+        entries = [self._entry_for(c, candidates) for c in named]
+        return ",".join([*([FIRST_PARTY] if whole else []), *entries])
+
+    def value_with(self, plugin: Candidate) -> str:
+        """Its value with an entry for this plugin too."""
+        return ",".join((*self.entries, plugin.id))
+
+    def _entry_for(self, plugin: Candidate, candidates: Sequence[Candidate]) -> str:
+        """What names this plugin and no other, as short as can be."""
+        for entry in (plugin.id, plugin.qualified):
+            if sum(self.matches(entry, c) for c in candidates) == 1:
+                return entry
+        return plugin.distribution
+
     def admits_distribution(self, distribution: str) -> bool:
         """Whether entries name this distribution itself, whatever entry points it has."""
         return all(one._names(distribution) for one in self.in_force)

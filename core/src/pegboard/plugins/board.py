@@ -67,13 +67,17 @@ class Board:
         `MissingPluginError` saying what would provide it and why it is absent, or `DuplicateError`
         if two distributions claim it.
         """
-        contested = self._contested.get((surface, key))
-        if contested is not None:
-            raise DuplicateError(f"{contested} (wanted by {wanted_by})")
-        found = self.registry(surface).get(key)
+        found = self.find(surface, key, wanted_by=wanted_by)
         if found is None:
             raise self.absence(surface, key, wanted_by=wanted_by)
         return found
+
+    def find(self, surface: str, key: str, *, wanted_by: str) -> Any:
+        """As `require`, and None where there is none."""
+        contested = self._contested.get((surface, key))
+        if contested is not None:
+            raise DuplicateError(f"{contested} (wanted by {wanted_by})")
+        return self.registry(surface).get(key)
 
     def require_any(self, surface: str, *, wanted_by: str) -> Registry[Any]:
         """The registry of a surface that must not be empty, e.g.
@@ -106,6 +110,16 @@ class Board:
     def offered(self, surface: str, key: str) -> bool:
         """Whether a distribution of this release provides `key`, installed or not."""
         return any(listed.offers(surface, key) for listed in self._first_party())
+
+    def ways_out(self, surface: str, names: Iterable[str]) -> str:
+        """What an operator can do where things with these names cannot be used together: which
+        distribution to uninstall, or which value of the allowlist leaves it out."""
+        from pegboard.plugins.clashes import Remedies  # only errors need it
+
+        remedies = Remedies(self.allowlist, self._first_party)
+        remedies.candidates = self._candidates
+        registry = self.registry(surface)
+        return remedies.of_sources({registry.provenance(name) for name in names})
 
     def left_out(self, surface: str) -> str:
         """Sentences on installed plugins of this surface that did not load, e.g. because of the

@@ -24,7 +24,15 @@ from pegboard.errors import PluginError
 from pegboard.plugins.modules import parse_module
 from pegboard.plugins.plain import only_declares
 
-__all__ = ["LEVELS", "Declaration", "IncompatibleError", "check_override", "read_declaration"]
+__all__ = [
+    "LEVELS",
+    "OVERRIDE",
+    "Declaration",
+    "IncompatibleError",
+    "check_override",
+    "is_fixed",
+    "read_declaration",
+]
 
 LEVELS = "PEGBOARD_API"
 ORDER = "PEGBOARD_ORDER"
@@ -146,6 +154,11 @@ def _example() -> str:
 
 def _texts(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(type(item) is str and item for item in value)
+
+
+def is_fixed(surface: str) -> bool:
+    """Whether nobody can override what the core has in this surface."""
+    return surface in _FIXED
 
 
 def check_override(override: Mapping[str, Collection[str]], core: Collection[Any]) -> None:

@@ -82,7 +82,7 @@ def build_board(
     if policy.strict and unmatched:
         raise ConfigError(". ".join(unmatched))
     check_plugin_ids(policy.plugin_config, (c.id for c in found.candidates))
-    loader = Loader(role, policy, allowlist, plan, surfaces)
+    loader = Loader(role, policy, allowlist, plan, surfaces, read_first_party)
     loader.register_core([*core_descriptors(), *extra])
     with _without_collections():
         loader.load_all(found.candidates)

@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 
 from pegboard.errors import PluginError
 
-__all__ = ["find_module", "parse_module"]
+__all__ = ["find_module", "forget_module", "parse_module"]
 
 
 def find_module(name: str) -> ModuleSpec | None:
@@ -29,6 +29,13 @@ def find_module(name: str) -> ModuleSpec | None:
             return None
         path = list(locations or ())
     return spec
+
+
+def forget_module(name: str) -> None:
+    """Unload a module with all that is below it, as if it was never imported."""
+    for one in [*sys.modules]:
+        if one == name or one.startswith(f"{name}."):
+            del sys.modules[one]
 
 
 def _ask_finders(name: str, path: list[str] | None) -> ModuleSpec | None:

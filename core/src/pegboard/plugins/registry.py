@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
@@ -134,6 +134,11 @@ class Registry(Generic[T]):
         Raises `ClashError` and changes nothing if a key is taken.
         """
         return Registry(self.surface, (*self._entries, *entries))
+
+    def without(self, sources: Collection[Provenance]) -> Registry[T]:
+        """A registry without what these registered; itself if that is nothing."""
+        kept = [entry for entry in self._entries if entry.provenance not in sources]
+        return self if len(kept) == len(self._entries) else Registry(self.surface, kept)
 
     def get(self, key: str) -> T | None:
         """The descriptor with this name or claim, or None."""
