@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pegboard.plugins.record import GROUPS, Candidate, normal_form
 from pegboard.plugins.scan import Metadata, MetadataFolder, entry_points, headers, scan
+from pegboard.plugins.strays import looks_like_ours, stray_notices
 
 __all__ = ["Discovery", "discover", "distribution_name"]
 
@@ -21,17 +22,23 @@ class Discovery(NamedTuple):
 
     candidates: tuple[Candidate, ...]
     notices: tuple[str, ...] = ()
+    strays: tuple[str, ...] = ()
+    """Sentences on entry-point groups whose names are almost ours."""
 
 
 def discover(search_path: Sequence[str] | None = None) -> Discovery:
     """Find every entry point in our groups on `search_path` (default: ``sys.path``)."""
     found: dict[str, tuple[Candidate, ...]] = {}
     notices: list[str] = []
+    strays: list[str] = []
     for metadata in scan(search_path):
         try:
             text = metadata.read_text("entry_points.txt")
-            if text is None or "pegboard." not in text:
+            if text is None or not looks_like_ours(text):
                 continue  # spares reading the rest of everything else that is installed
+            strays += stray_notices(distribution_name(metadata) or _location(metadata), text)
+            if "pegboard." not in text:
+                continue
             name, candidates = _read(metadata, text)
         except Exception as error:
             where = distribution_name(metadata) or _location(metadata)
@@ -45,7 +52,7 @@ def discover(search_path: Sequence[str] | None = None) -> Discovery:
         (c for group in found.values() for c in group),
         key=lambda c: (c.group, c.id, c.distribution),
     )
-    return Discovery(tuple(ordered), tuple(notices))
+    return Discovery(tuple(ordered), tuple(notices), tuple(dict.fromkeys(strays)))
 
 
 def distribution_name(metadata: Metadata) -> str | None:

@@ -88,7 +88,8 @@ def build_board(
         loader.load_all(found.candidates)
     if policy.strict:
         loader.raise_failures()
-    notices = (*unmatched, *allowlist.stranger_notices(found.candidates), *found.notices)
+    strangers = allowlist.stranger_notices(found.candidates)
+    notices = (*unmatched, *strangers, *found.notices, *found.strays)
     return loader.board(notices, read_first_party, found, search_path)
 
 
