@@ -53,7 +53,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             (info / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n{needs}\n")
             (info / "entry_points.txt").write_text(f"[pegboard.plugins]\n{name} = {module}\n")
         board = build_board(environ={}, search_path=[str(tmp_path)])
-        engine: Any = SimpleNamespace(board=board)
+        engine: Any = SimpleNamespace(board=board, uses=lambda *_: None)
         return build_app(engine, AppOptions(names=("x",)))
 
     yield make

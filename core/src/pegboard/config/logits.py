@@ -32,6 +32,8 @@ class LogitsRoster:
     """Name → distribution and version."""
     _handed: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     """Name → settings and metrics of its plugin."""
+    _wanted: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
+    """Names of those that a request has asked for, once there is one."""
 
     @property
     def _owners(self) -> dict[str, str]:
@@ -51,6 +53,12 @@ class LogitsRoster:
         """Of these, the ones that are shown its logits."""
         asked = self.asked(params)
         return tuple(one for one in asked if not (params.greedy and one.argmax_invariant))
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Names of those that serve every request, and of those that one has asked for so far."""
+        names = self.always | self._wanted
+        return tuple(one.name for one in self.processors if one.name in names)
 
     def arguments(self, processor: LogitsProcessor, params: SamplingParams) -> Mapping[str, Any]:
         """What a request says to one processor."""
@@ -72,6 +80,7 @@ class LogitsRoster:
         if unknown:
             raise self._unknown(unknown[0])
         for processor in self.asked(params):
+            self._wanted.add(processor.name)
             if processor.check is not None:
                 arguments = self.arguments(processor, params)
                 self._check(processor, LogitsRequest(arguments, params, vocab_size))

@@ -45,6 +45,7 @@ def build_app(engine: Engine, options: AppOptions) -> Any:
     routes = collect_routes(
         engine.board, state, [getattr(route, "path", "") for route in app.routes]
     )
+    engine.uses("endpoint", engine.board.registry("endpoint").names())
     for route in sorted(routes, key=_generality):
         _add(app, route)
     app.openapi = _described(app, routes)  # type: ignore[method-assign]
