@@ -14,7 +14,7 @@ plugin must be admitted by both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import attrs
@@ -102,13 +102,16 @@ class Allowlist:
         return bool(colon) and _same(name, candidate.id) and any(_same(group, g) for g in groups)
 
     def value_without(
-        self, plugin: Candidate, candidates: Sequence[Candidate], first_party: frozenset[str]
+        self,
+        left_out: Collection[Candidate],
+        candidates: Sequence[Candidate],
+        first_party: Collection[str],
     ) -> str:
-        """The value of the variable that admits all that is admitted now but for this plugin.
+        """The value of the variable that admits all that is admitted now but for `left_out`.
 
         `first_party` are the distributions that ``@first-party`` would stand for.
         """
-        kept = [c for c in candidates if c != plugin and self.admits(c)]
+        kept = [c for c in candidates if c not in left_out and self.admits(c)]
         own = [c for c in candidates if c.distribution in first_party]
         whole = bool(own) and all(c in kept for c in own)
         named = [c for c in kept if not (whole and c in own)]

@@ -147,10 +147,12 @@ class Board:
     def check_lock(self, path: str) -> None:
         """Raise `PluginError` unless the admitted plugins are those of the lock at `path`, and
         `ConfigError` if that is none."""
+        from pegboard.plugins.admission import Admission
+        from pegboard.plugins.discover import Discovery
         from pegboard.plugins.lock import enforce_lock  # few runs have one
 
-        admitted = [c for c in self._candidates if self.allowlist.admits(c)]
-        enforce_lock(path, admitted, self._search_path)
+        admission = Admission(Discovery(self._candidates), self.allowlist)
+        enforce_lock(path, admission, self._search_path)
 
     def report(self, used: Used | None = None) -> list[dict[str, Any]]:
         """One row of plain values for the core and for each plugin found: what is installed, what

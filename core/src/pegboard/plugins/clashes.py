@@ -35,7 +35,7 @@ class Remedies:
         """``VLLM_PLUGINS=…`` as one types it, to load all that loads now but for this one."""
         import shlex  # only failures need it, and start-up must be quick
 
-        value = self._allowlist.value_without(plugin, self.candidates, self._first_party())
+        value = self._allowlist.value_without([plugin], self.candidates, self._first_party())
         return f"{VARIABLE}={shlex.quote(value)}"
 
     def giving_way(self, clashes: Iterable[Clash], plugin: Provenance) -> set[Provenance]:
