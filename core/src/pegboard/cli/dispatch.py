@@ -226,7 +226,5 @@ def _unknown(name: str, board: Board, prefix: str = "") -> PegboardError:
     names = sorted(n for n in board.registry("command").names() if n.startswith(prefix))
     near = nearest(name[len(prefix) :], (n[len(prefix) :] for n in names))
     hint = f"; did you mean '{prefix}{near}'?" if near else f"; commands are {', '.join(names)}"
-    missing = [record for record in board.plugins if record.state != "ready"]
-    if missing and not near:
-        hint += f" (not loaded: {', '.join(f'{r.id} ({r.state})' for r in missing)})"
-    return ConfigError(f"there is no command {name!r}{hint}")
+    chance = "" if near else board.chance("command", name)
+    return ConfigError(f"there is no command {name!r}{hint}" + (chance and f". {chance}"))

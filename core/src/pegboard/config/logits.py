@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ class LogitsRoster:
     """Name → distribution and version."""
     _handed: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     """Name → settings and metrics of its plugin."""
+    _chance: Callable[[str], str] = attrs.field(default=lambda _: "", eq=False, repr=False)
+    """Argument → sentences on plugins that are not loaded and might have it."""
     _wanted: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
     """Names of those that a request has asked for, once there is one."""
 
@@ -104,8 +107,10 @@ class LogitsRoster:
         near = difflib.get_close_matches(key, self._owners, n=1)
         known = ", ".join(sorted(self._owners)) or "there is none"
         hint = f"did you mean {near[0]!r}?" if near else f"known arguments: {known}"
+        chance = self._chance(key)
         return RequestError(
-            f"extra_args[{key!r}] is not allowed: no logits processor has this argument; {hint}",
+            f"extra_args[{key!r}] is not allowed: no logits processor has this argument; {hint}"
+            + (f". {chance}" if chance else ""),
             field="extra_args",
         )
 
@@ -132,4 +137,5 @@ def make_roster(board: Board | None, config: EngineConfig) -> LogitsRoster:
         frozenset(config.logits_processors),
         {one.name: str(registry.provenance(one.name)) for one in processors},
         {one.name: board.handed("logits", one.name) for one in processors},
+        partial(board.chance, "logits"),
     )

@@ -14,6 +14,7 @@ plugin must be admitted by both.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -118,9 +119,20 @@ class Allowlist:
         entries = [self._entry_for(c, candidates) for c in named]
         return ",".join([*([FIRST_PARTY] if whole else []), *entries])
 
-    def value_with(self, plugin: Candidate) -> str:
-        """Its value with an entry for this plugin too."""
-        return ",".join((*self.entries, plugin.id))
+    def admitting(self, entry: str) -> str:
+        """The list as one types it, with one more entry; and what else admits a plugin."""
+        typed = self.typed(",".join((*self.entries, entry)))
+        return typed if self.entries else f"{typed}; where it is not set, all plugins load"
+
+    def typed(self, value: str) -> str:
+        """What an operator types to give the list this value."""
+        if not re.fullmatch(r"[\w@%+=:,./-]+", value):
+            value = f"'{value}'"
+        return (
+            f"--{EXCEPT.replace('_', '-')} {value}"
+            if self.name == EXCEPT
+            else f"{self.name}={value}"
+        )
 
     def _entry_for(self, plugin: Candidate, candidates: Sequence[Candidate]) -> str:
         """What names this plugin and no other, as short as can be."""

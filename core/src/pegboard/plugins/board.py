@@ -10,7 +10,12 @@ import attrs
 
 from pegboard.api.metrics import MetricSet, PluginMetrics
 from pegboard.errors import DuplicateError, MissingPluginError, PluginError
-from pegboard.plugins.absence import explain_absence, explain_missing, surface_words
+from pegboard.plugins.absence import (
+    explain_absence,
+    explain_chance,
+    explain_missing,
+    surface_words,
+)
 from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.conduct import Conduct
 from pegboard.plugins.first_party import FirstParty
@@ -107,19 +112,23 @@ class Board:
         )
         return MissingPluginError(f"{what}, wanted by {wanted_by}. {why}")
 
+    def chance(self, surface: str, key: str) -> str:
+        """Sentences on plugins that would, or might, provide `key` and are not loaded, e.g. because
+        of the allowlist; empty if there are none. For errors that say the rest themselves."""
+        return explain_chance(surface, key, records=self.plugins, first_party=self._first_party())
+
     def offered(self, surface: str, key: str) -> bool:
         """Whether a distribution of this release provides `key`, installed or not."""
         return any(listed.offers(surface, key) for listed in self._first_party())
 
-    def ways_out(self, surface: str, names: Iterable[str]) -> str:
-        """What an operator can do where things with these names cannot be used together: which
+    def ways_out(self, things: Iterable[tuple[str, str]]) -> str:
+        """What an operator can do where these (surface, name) cannot be used together: which
         distribution to uninstall, or which value of the allowlist leaves it out."""
         from pegboard.plugins.clashes import Remedies  # only errors need it
 
         remedies = Remedies(self.allowlist, self._first_party)
         remedies.candidates = self._candidates
-        registry = self.registry(surface)
-        return remedies.of_sources({registry.provenance(name) for name in names})
+        return remedies.of_sources({self.registry(s).provenance(name) for s, name in things})
 
     def left_out(self, surface: str) -> str:
         """Sentences on installed plugins of this surface that did not load, e.g. because of the

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from pegboard.plugins.allowlist import VARIABLE, Allowlist
+from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.declared import OVERRIDE, is_fixed
 from pegboard.plugins.first_party import FirstParty
 from pegboard.plugins.record import Candidate
@@ -33,10 +33,8 @@ class Remedies:
 
     def setting_without(self, plugin: Candidate) -> str:
         """``VLLM_PLUGINS=…`` as one types it, to load all that loads now but for this one."""
-        import shlex  # only failures need it, and start-up must be quick
-
         value = self._allowlist.value_without([plugin], self.candidates, self._first_party())
-        return f"{VARIABLE}={shlex.quote(value)}"
+        return self._allowlist.typed(value)
 
     def giving_way(self, clashes: Iterable[Clash], plugin: Provenance) -> set[Provenance]:
         """Those on the board that make room for `plugin`; empty if it is the one to go."""

@@ -87,6 +87,8 @@ class Loader:
         self._errors: list[tuple[str, BaseException]] = []
         """Each with what is told of it."""
         self._remedies = Remedies(allowlist, first_party)
+        self._shared: set[str] = set()
+        """Ids that more than one has."""
         self._found: dict[Provenance, Candidate] = {}
         self._core = PluginRecord(
             "core",
@@ -106,6 +108,7 @@ class Loader:
 
     def load_all(self, candidates: Sequence[Candidate]) -> None:
         self._remedies.candidates = candidates
+        self._shared = set(used_twice(candidates))
         admitted = [c for c in candidates if self._allowlist.admits(c)]
         if self._plan is not None:
             self._plan.check_found(admitted)
@@ -177,7 +180,10 @@ class Loader:
             surfaces = ()
         by = self._allowlist.leaving_out(candidate)
         assert by is not None, "only what is left out is blocked"
-        reason = f"{by.name}={by.value!r} leaves it out: add {candidate.id!r} to it"
+        entry = candidate.qualified if candidate.id in self._shared else candidate.id
+        reason = (
+            f"{by.name}={by.value!r} leaves it out: add {entry!r} to it ({by.admitting(entry)})"
+        )
         self._records.append(_record(candidate, "blocked", reason, surfaces))
 
     def _planned_to_fail(self, candidate: Candidate) -> bool:

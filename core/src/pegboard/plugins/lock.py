@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +19,6 @@ import attrs
 from pegboard.__about__ import __version__
 from pegboard.errors import ConfigError, PluginError
 from pegboard.plugins.admission import Admission
-from pegboard.plugins.allowlist import VARIABLE
 from pegboard.plugins.first_party import read_first_party
 from pegboard.plugins.installed import EDITABLE, Installed, find_installed
 from pegboard.plugins.record import Candidate
@@ -200,7 +198,7 @@ def allowlist_hint(lock: Lock, found: Sequence[str], admission: Admission) -> st
     value = admission.allowlist.value_without(further, admission.found.candidates, own)
     return (
         f"What is locked is as it was, but more may load ({admission.allowlist.setting}). To load "
-        f"no more than that, set {VARIABLE}={shlex.quote(value)}; or write a new lock with "
+        f"no more than that, set {admission.allowlist.typed(value)}; or write a new lock with "
         "'pegboard plugins lock'"
     )
 

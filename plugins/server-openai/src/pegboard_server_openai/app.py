@@ -77,7 +77,7 @@ def collect_routes(board: Any, state: ServerState, own: Iterable[str] = ()) -> l
             key = (route.method, _pattern(route.path))
             if key in owners:
                 first, other = owners[key]
-                ways = board.ways_out("endpoint", filter(None, (other, name)))
+                ways = board.ways_out(("endpoint", one) for one in (other, name) if one)
                 raise DuplicateError(
                     f"route {route.method} {route.path} is added by {first} and by {owner}"
                     + (f"; {ways}" if ways else "")
