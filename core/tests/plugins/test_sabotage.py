@@ -77,7 +77,25 @@ IN_HOOKS = [
         ["no hook 'pegboard_platfroms'; the nearest hook is 'pegboard_platforms'"],
     ),
     Case("unmarked hook", SOUND.replace("@hookimpl\n", ""), ["not marked with @hookimpl"]),
-    Case("extra argument", SOUND.replace("()", "(ctx, engine)"), ["pegboard_platforms", "engine"]),
+    Case(
+        "extra argument",
+        SOUND.replace("()", "(ctx, engine)"),
+        [
+            "hook 'pegboard_platforms' of module 'odd_module' wants the argument 'engine', which",
+            "it may take 'ctx', or none",
+        ],
+    ),
+    Case(
+        "extra arguments, by keyword and under another name",
+        "@hookimpl(specname='pegboard_platforms')\n"
+        "def mine(engine, *, ctx, board, depth=1): return [platform()]",
+        ["hook 'pegboard_platforms'", "wants the arguments 'engine', 'board', which"],
+    ),
+    Case(
+        "extra argument of the settings",
+        "@hookimpl\ndef pegboard_settings(config): return None\n" + SOUND,
+        ["hook 'pegboard_settings'", "wants the argument 'config'", "it may take 'ctx'"],
+    ),
     Case("a number", HOOK + "return 1", ["list of descriptors", "a value of type int"]),
     Case("a mapping", HOOK + "return {'odd': platform()}", ["list of descriptors", "dict"]),
     Case("a coroutine's hook", HOOK.replace("def", "async def") + "return []", ["coroutine"]),

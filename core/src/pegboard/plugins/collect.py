@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from inspect import isroutine
-from types import MappingProxyType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import attrs
@@ -119,6 +119,7 @@ def _hook_callers(module: ModuleType, module_name: str) -> list[pluggy.HookCalle
     manager = _Manager(PROJECT)
     manager.add_hookspecs(_specifications(module))
     _check_unmarked(module, module_name)
+    _check_arguments(module, module_name)
     try:
         manager.register(module, module_name)
     except pluggy.PluginValidationError as error:
@@ -165,6 +166,32 @@ def _check_unmarked(module: ModuleType, module_name: str) -> None:
             raise PluginError(
                 f"function {name!r} of module {module_name!r} is not marked with @hookimpl"
             )
+
+
+def _check_arguments(module: ModuleType, module_name: str) -> None:
+    """A hook takes some of the arguments that its specification has; others must have defaults."""
+    for name, value in vars(module).items():
+        mark = getattr(value, f"{PROJECT}_impl", None) if isinstance(value, FunctionType) else None
+        hook = (mark.get("specname") or name) if isinstance(mark, dict) else None
+        if hook not in HOOKS:
+            continue
+        given = _needed(getattr(Hooks, hook))[1:]
+        unknown = [argument for argument in _needed(value) if argument not in given]
+        if unknown:
+            words = "the argument" if len(unknown) == 1 else "the arguments"
+            raise PluginError(
+                f"hook {hook!r} of module {module_name!r} wants {words} "
+                f"{', '.join(map(repr, unknown))}, which it is not given; it may take "
+                f"{', '.join(map(repr, given))}, or none"
+            )
+
+
+def _needed(function: FunctionType) -> list[str]:
+    """Names of the arguments that it cannot be called without."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    positional = code.co_varnames[: code.co_argcount - len(defaults)]
+    by_keyword = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    return [*positional, *(n for n in by_keyword if n not in (function.__kwdefaults__ or {}))]
 
 
 def _check_known(caller: pluggy.HookCaller) -> None:
