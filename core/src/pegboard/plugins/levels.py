@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 from pegboard.api.levels import API_LEVELS
-from pegboard.plugins.declared import LEVELS, IncompatibleError
+from pegboard.plugins.declared import LEVELS, IncompatibleError, levels_that_run
 from pegboard.plugins.nearest import nearest
 from pegboard.plugins.record import CORE_DISTRIBUTION, Candidate, normal_form
 
@@ -53,15 +53,14 @@ def _check_level(
     ours = supported[surface]
     if level > ours:
         raise IncompatibleError(
-            f"it needs level {level} of the {surface!r} API, this core has {ours}: upgrade "
-            f"{CORE_DISTRIBUTION}, "
-            f"or install an older {candidate.distribution}"
+            f"it needs level {level} of the {surface!r} API, this core runs "
+            f"{levels_that_run(surface, supported)}: upgrade {CORE_DISTRIBUTION}, or install an "
+            f"older {candidate.distribution}"
         )
     if level < ours - 1:
         raise IncompatibleError(
-            f"it is written for level {level} of the {surface!r} API, this core runs {ours - 1} "
-            f"and {ours}: "
-            f"upgrade {candidate.distribution}"
+            f"it is written for level {level} of the {surface!r} API, this core runs "
+            f"{levels_that_run(surface, supported)}: upgrade {candidate.distribution}"
         )
 
 
