@@ -290,6 +290,8 @@ class Loader:
 
     def _roll_back(self, accepted: Accepted) -> None:
         """Take those off that make room for what is accepted."""
+        if not accepted.going:
+            return
         for record in [r for r in self._records if _source(r) in accepted.going]:
             source = _source(record)
             self._records.remove(record)
