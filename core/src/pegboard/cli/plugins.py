@@ -7,17 +7,20 @@ a tenth of a second.
 
 from __future__ import annotations
 
-import argparse
-import textwrap
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from pegboard.cli.dispatch import ArgvCommand
-from pegboard.cli.parser import Parser
 from pegboard.plugins import VARIABLE, Board, LoadPolicy, PluginRecord, build_board
+
+if TYPE_CHECKING:
+    import argparse
+
+    from pegboard.cli.parser import Parser
 
 __all__ = ["doctor", "list_all", "lock", "verify"]
 
-Run = Callable[[argparse.Namespace, LoadPolicy], int]
+Run = Callable[["argparse.Namespace", LoadPolicy], int]
 
 _HEADER = (
     *("id", "distribution", "version", "group", "surfaces", "state", "processes", "import"),
@@ -28,6 +31,8 @@ _SHOWN_KEYS = 4
 
 
 def _parser(name: str, about: str) -> Parser:
+    from pegboard.cli.parser import Parser
+
     parser = Parser(prog=f"pegboard plugins {name}", description=about)
     parser.add_argument(
         "--no-plugins-except",
@@ -50,15 +55,17 @@ def _parsed(parser: Parser, words: Sequence[str], run: Run) -> int:
 
 
 def _list(words: Sequence[str]) -> int:
+    if not {*words} - {"--json"}:  # without a parser, which takes a while to be imported
+        return _show(LoadPolicy(), as_json=bool(words))
     parser = _parser("list", "List every plugin found, with its state and what it registered.")
     _add_json(parser)
+    return _parsed(parser, words, lambda options, policy: _show(policy, options.json))
 
-    def show(options: argparse.Namespace, policy: LoadPolicy) -> int:
-        board = build_board(policy=policy)
-        print(_as_json(board) if options.json else _as_text(board))
-        return 0
 
-    return _parsed(parser, words, show)
+def _show(policy: LoadPolicy, as_json: bool) -> int:
+    board = build_board(policy=policy)
+    print(_as_json(board) if as_json else _as_text(board))
+    return 0
 
 
 def _doctor(words: Sequence[str]) -> int:
@@ -173,4 +180,6 @@ def _other_notices(board: Board) -> list[str]:
 
 
 def _wrapped(text: str) -> str:
+    import textwrap  # only where there is something to say
+
     return textwrap.fill(text, width=110, initial_indent="* ", subsequent_indent="  ")

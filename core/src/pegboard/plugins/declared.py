@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Mapping
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import attrs
@@ -61,6 +62,8 @@ class Declaration:
     """API level by surface, sorted."""
     plain: bool
     """Nothing but declarations stands in it, and in no package that is imported before it."""
+    spec: ModuleSpec = attrs.field(repr=False)
+    """Where the module was found."""
     _found: Mapping[str, ast.expr] = attrs.field(repr=False)
 
     def order(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -105,10 +108,10 @@ def read_declaration(module: str) -> Declaration:
     Raises `PluginError` if the source cannot be read, `IncompatibleError` if the levels are missing
     or malformed.
     """
-    tree = parse_module(module)
+    tree, spec = parse_module(module)
     found = _assigned(tree)
     plain = "." not in module and only_declares(tree)
-    return Declaration(module, _levels(module, found), plain, found)
+    return Declaration(module, _levels(module, found), plain, spec, found)
 
 
 def _assigned(tree: ast.Module) -> dict[str, ast.expr]:

@@ -84,6 +84,8 @@ def _check_pin(candidate: Candidate, core_version: str) -> tuple[str, ...]:
 
 def _core_pin(requirement: str) -> str | None:
     """The version in an unconditional ``pegboard-core==X``, else None."""
+    if "core" not in requirement.lower():  # most are for something else
+        return None
     text, _, marker = requirement.partition(";")
     match = re.match(
         r"\s*([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*\(?\s*==\s*([^\s,)*=]+)\s*\)?\s*$", text
@@ -99,4 +101,4 @@ def _same_version(one: str, other: str) -> bool:
     def plain(version: str) -> str:
         return re.sub(r"(\.0)+$", "", version.lower().partition("+")[0])
 
-    return plain(one) == plain(other)
+    return one == other or plain(one) == plain(other)

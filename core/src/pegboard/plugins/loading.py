@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 
 import attrs
@@ -53,7 +54,7 @@ class _Waiting(NamedTuple):
 
     candidate: Candidate
     levels: Mapping[str, int]
-    plain: bool
+    plain: ModuleSpec | None
     order: tuple[Sequence[str], Sequence[str]]
     override: Mapping[str, frozenset[str]]
     processes: tuple[ProcessRole, ...]
@@ -208,7 +209,7 @@ class Loader:
             override = declared.override()
             check_override(override, self._core.registered)
             order, processes = declared.order(), declared.processes()
-            plain = declared.plain
+            plain = declared.spec if declared.plain else None
             return [_Waiting(candidate, levels, plain, order, override, processes, notes)]
         except Exception as error:
             self._fail(candidate, tuple(levels), error)
@@ -217,8 +218,10 @@ class Loader:
     def _leave_unused(self, waiting: _Waiting) -> None:
         names, here = " or ".join(waiting.processes), " and ".join(sorted(self._roles))
         reason = f"it is for {names} processes, this one is {here}"
-        record = _record(waiting.candidate, "unused", reason, tuple(waiting.levels))
-        self._records.append(attrs.evolve(record, processes=waiting.processes))
+        levels = tuple(waiting.levels)
+        self._records.append(
+            _record(waiting.candidate, "unused", reason, levels, processes=waiting.processes)
+        )
 
     def _ordered(self, waiting: Sequence[_Waiting]) -> Iterable[_Waiting]:
         """In the order of the plan, else in that which they ask for; those on a cycle fail."""
@@ -246,7 +249,10 @@ class Loader:
             self._fail(candidate, tuple(waiting.levels), error)
 
     def _import(self, waiting: _Waiting) -> None:
-        from pegboard.plugins.collect import collect  # pluggy: only when there is a plugin to ask
+        from pegboard.plugins.collect import (
+            ToImport,
+            collect,
+        )  # pluggy: only when there is a plugin to ask
 
         candidate = waiting.candidate
         context = PluginContext(
@@ -269,18 +275,19 @@ class Loader:
             override=waiting.override,
             remedies=self._remedies,
         )
-        harmless = waiting.plain and candidate.value not in sys.modules
-        watching = self._conduct.timing() if harmless else self._conduct.watching(source)
-        accepted, settings, seen = collect(
-            candidate.value, waiting.levels, context, given, watching, judge
-        )
+        spec = None if candidate.value in sys.modules else waiting.plain
+        watching = self._conduct.watching(source) if spec is None else self._conduct.timing()
+        module = ToImport(candidate.value, spec)
+        accepted, settings, seen = collect(module, waiting.levels, context, given, watching, judge)
         self._roll_back(accepted)
         self._registries.update(accepted.registries)
         self._settings[source] = settings
-        record = _record(candidate, "ready", "", tuple(waiting.levels))
         self._records.append(
-            attrs.evolve(
-                record,
+            _record(
+                candidate,
+                "ready",
+                "",
+                tuple(waiting.levels),
                 registered=accepted.registered,
                 import_seconds=seen.seconds,
                 notes=(*waiting.notes, *seen.notes),
@@ -321,7 +328,11 @@ def _source(record: PluginRecord) -> Provenance:
 
 
 def _record(
-    candidate: Candidate, state: PluginState, reason: str, surfaces: tuple[str, ...]
+    candidate: Candidate,
+    state: PluginState,
+    reason: str,
+    surfaces: tuple[str, ...],
+    **further: Any,
 ) -> PluginRecord:
     return PluginRecord(
         id=candidate.id,
@@ -332,4 +343,5 @@ def _record(
         state=state,
         reason=reason,
         surfaces=surfaces,
+        **further,
     )

@@ -47,8 +47,8 @@ def _ask_finders(name: str, path: list[str] | None) -> ModuleSpec | None:
     return None
 
 
-def parse_module(name: str) -> ast.Module:
-    """Syntax tree of a module that is not imported.
+def parse_module(name: str) -> tuple[ast.Module, ModuleSpec]:
+    """Syntax tree of a module that is not imported, and where it was found.
 
     Raises `PluginError` if the module or its source cannot be found, or does not parse.
     """
@@ -59,7 +59,7 @@ def parse_module(name: str) -> ast.Module:
         source = _source(spec)
         if source is None:
             raise PluginError(f"module {name!r} has no Python source to read its API level from")
-        return ast.parse(source, filename=spec.origin or name)
+        return ast.parse(source, filename=spec.origin or name), spec
     except (OSError, SyntaxError, ValueError, ImportError) as error:
         raise PluginError(f"source of module {name!r} cannot be read: {error}") from error
 
