@@ -76,7 +76,7 @@ def test_an_adopted_plugin_is_on_the_board_as_its_own_distributions(site: Any) -
         ("charity,acme-guest", "ready", ""),
         ("charity,acme.plugins:guest", "ready", ""),
         ("charity", "blocked", "leaves it out: add 'guest' to it"),
-        ("guest", "blocked", "leaves out plugins:charity of pegboard-charity 1.0, which runs it"),
+        ("guest", "blocked", "leaves plugins:charity of pegboard-charity 1.0, which runs it, out"),
         ("", "blocked", "add 'guest' to it"),
     ],
 )

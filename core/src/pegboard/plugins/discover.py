@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from pegboard.plugins.record import ADOPTERS, GROUPS, Candidate, normal_form
 from pegboard.plugins.scan import Metadata, MetadataFolder, entry_points, headers, scan
+from pegboard.plugins.strays import looks_like_ours, stray_notices
 
 __all__ = ["Discovery", "discover", "distribution_name"]
 
@@ -23,6 +24,8 @@ class Discovery(NamedTuple):
 
     candidates: tuple[Candidate, ...]
     notices: tuple[str, ...] = ()
+    strays: tuple[str, ...] = ()
+    """Sentences on entry-point groups whose names are almost ours."""
 
 
 def discover(search_path: Sequence[str] | None = None) -> Discovery:
@@ -33,7 +36,9 @@ def discover(search_path: Sequence[str] | None = None) -> Discovery:
     for metadata in scan(search_path):
         with walk.noting(metadata):
             text = metadata.read_text("entry_points.txt")
-            if text is not None and "pegboard." in text:
+            if text and looks_like_ours(text):
+                walk.look_for_strays(metadata, text)
+            if text and "pegboard." in text:
                 walk.read(metadata, text)
             elif text:  # spares reading the rest of everything else that is installed
                 others.append((metadata, text))
@@ -50,6 +55,7 @@ class _Walk:
     def __init__(self) -> None:
         self._found: dict[str, _Distribution] = {}
         self._notices: list[str] = []
+        self._strays: dict[str, None] = {}
         self.adopters: dict[str, Candidate] = {}
         """By the group of another program, the plugin that runs what is in it."""
 
@@ -63,6 +69,11 @@ class _Walk:
             self._notices.append(
                 f"cannot read the metadata of {where}: {type(error).__name__}: {error}"
             )
+
+    def look_for_strays(self, metadata: Metadata, text: str) -> None:
+        """Note groups whose names are almost ours."""
+        where = distribution_name(metadata) or _location(metadata)
+        self._strays |= dict.fromkeys(stray_notices(where, text))
 
     def read(self, metadata: Metadata, text: str) -> None:
         """Take in one distribution, whose entry points are `text`."""
@@ -79,7 +90,7 @@ class _Walk:
         """Everything, in order."""
         own = (c for one in self._found.values() for c in one.candidates(GROUPS))
         ordered = sorted((*own, *self._adopted()), key=lambda c: (c.group, c.id, c.distribution))
-        return Discovery(tuple(ordered), tuple(self._notices))
+        return Discovery(tuple(ordered), tuple(self._notices), tuple(self._strays))
 
     def _adopt(self, one: _Distribution) -> None:
         modules = {c.value: c for c in one.candidates(GROUPS)}

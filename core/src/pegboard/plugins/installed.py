@@ -20,7 +20,10 @@ from pegboard.plugins.discover import distribution_name
 from pegboard.plugins.modules import find_module
 from pegboard.plugins.scan import Metadata, MetadataFolder, headers, scan
 
-__all__ = ["Installed", "find_installed", "is_editable"]
+__all__ = ["EDITABLE", "Installed", "find_installed", "is_editable"]
+
+EDITABLE = "editable install, whose files are those of a source folder"
+"""One of the problems."""
 
 _UNLOCKED = ("__pycache__",)
 _METADATA = (".dist-info", ".egg-info", ".data")
@@ -46,7 +49,7 @@ class Installed:
     def problem(self) -> str:
         """Why its files cannot be told for sure, or empty."""
         if self.editable:
-            return "editable install, whose files are those of a source folder"
+            return EDITABLE
         if self.folder is None or self.listed is None:
             return "no list of installed files (RECORD)"
         return ""
