@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +14,9 @@ import pytest
 from pegboard import LLM, SamplingParams
 from pegboard.testing.boards import board_of
 from pegboard.testing.checkpoints import write_tiny_model
+from pegboard_legacy_vllm.base import UNUSED
 from pegboard_legacy_vllm.configs import complete
+from pegboard_legacy_vllm.stand_ins import CONTENT
 
 MODEL = "vllm.model_executor.models.llama"
 OWN = f"from {MODEL} import LlamaForCausalLM\n\n\nclass HouseModel(LlamaForCausalLM):\n"
@@ -231,6 +234,19 @@ def test_a_registered_configuration_class_belongs_to_the_packages_aliases(
     (packages.folder / "house_plugin.py").write_text(source)
     del sys.modules["house_plugin"]
     assert "registers configuration classes (house) and no" in packages.record().reason
+
+
+def test_the_page_lists_what_can_be_imported_and_what_is_refused() -> None:
+    page = (Path(__file__).parent.parent / "README.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `vllm")]
+    listed = {
+        (module, name)
+        for modules, names in (row.strip("| ").split(" | ") for row in rows)
+        for module in re.findall(r"`([\w.]+)`", modules)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert listed == {(module, name) for module, names in CONTENT.items() for name in names}
+    assert all(f"`{method}`" in page for method in UNUSED)
 
 
 @pytest.mark.accept
