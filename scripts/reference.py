@@ -333,17 +333,21 @@ def surface_section(
         yield from module_section(found[name], found)
 
 
-def settings_hook(found: dict[str, Contract]) -> str:
-    """The one hook that belongs to no surface."""
-    node = hook_methods(found)["pegboard_settings"]
-    text = " ".join(paragraphs(ast.get_docstring(node)))
-    return f"One hook belongs to no surface:\n\n* `{signature(node, method=True)}`: {text}"
+def other_hooks(found: dict[str, Contract]) -> str:
+    """The hooks that belong to no surface."""
+    surfaces = literal(found["hooks"], "HOOK_SURFACES")
+    lines = []
+    for name, node in hook_methods(found).items():
+        if name not in surfaces:
+            text = " ".join(paragraphs(ast.get_docstring(node)))
+            lines.append(f"* `{signature(node, method=True)}`: {text}")
+    return "Two hooks belong to no surface:\n\n" + "\n".join(lines)
 
 
 def page(root: Path) -> str:
     """The whole text."""
     found = contracts(root)
-    parts = [HEAD.rstrip(), "## Hooks", "\n".join(hook_table(root, found)), settings_hook(found)]
+    parts = [HEAD.rstrip(), "## Hooks", "\n".join(hook_table(root, found)), other_hooks(found)]
     shown = {"hooks"}
     for hook, named in literal(found["hooks"], "HOOK_SURFACES").items():
         parts += surface_section(root, str(named), hook, found)

@@ -40,6 +40,8 @@ FAMILIES = {
     "plugin_quant": ("quant", "pegboard.quant"),
 }
 """Parent folder of a plugin -> part of its distribution's name, entry-point group."""
+ADOPTERS = "pegboard.adopters"
+"""Entry-point group that says whose plugins a plugin runs."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,17 @@ class Member:
         return "pegboard.plugins", self.folder.name
 
     def entry_points(self) -> dict[str, dict[str, str]]:
-        """Declared entry points of Pegboard's own groups."""
+        """Declared entry points of Pegboard's own groups, but for those that say whose plugins a
+        plugin runs."""
         groups = self.data["project"].get("entry-points", {})
-        return {group: names for group, names in groups.items() if group.startswith("pegboard.")}
+        own = {group: names for group, names in groups.items() if group.startswith("pegboard.")}
+        own.pop(ADOPTERS, None)
+        return own
+
+    def adopted(self) -> dict[str, str]:
+        """Groups of other programs whose plugins it runs, each with the module that does."""
+        found = self.data["project"].get("entry-points", {}).get(ADOPTERS, {})
+        return {str(group): str(module) for group, module in found.items()}
 
 
 def members(root: Path) -> list[Member]:

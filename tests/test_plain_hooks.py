@@ -12,13 +12,15 @@ from pegboard.plugins.plain import only_declares
 from pegboard_testkit.scaffold import SURFACES, write_plugin
 
 WATCHED = {
+    "pegboard-legacy-vllm",
     "pegboard-metrics-prometheus",
     "pegboard-quant-gguf",
     "pegboard-stats-log",
     "pegboard-testkit",
     "pegboard-tracing-otel",
 }
-"""They import a module of their own: settings, or a table that the program needs anyway."""
+"""They import a module of their own: settings, a table that the program needs anyway, or what few
+programs need."""
 
 
 def is_plain(path: Path) -> bool:

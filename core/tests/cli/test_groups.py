@@ -63,6 +63,28 @@ def test_the_help_of_a_group_imports_none_of_its_commands(
     assert "far_app" not in sys.modules
 
 
+@pytest.mark.parametrize("words", [["plugins"], ["plugins", "--help"], ["plugins", "help"], []])
+def test_every_command_about_plugins_is_listed_with_a_line(
+    words: list[str], plugged: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugged(("plugins swim", "no_such_name"))
+    assert dispatch.run(words) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for name in ("doctor", "list", "lock", "swim", "verify"):
+        start = [name] if words else ["plugins", name]
+        (line,) = [line for line in shown if line[: len(start)] == start]
+        assert len(line) > len(start) + 2
+    assert "far_app" not in sys.modules
+
+
+def test_a_plugins_command_joins_those_about_plugins(
+    plugged: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugged(("plugins swim", "swim"))
+    assert dispatch.run(["plugins", "swim", "--times", "2"]) == 0
+    assert capsys.readouterr().out == "swam 2\n"
+
+
 def test_a_plugin_may_have_a_group_of_its_own(
     plugged: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +103,7 @@ def test_a_plugin_may_have_a_group_of_its_own(
         ("bench --json", "there is no option '--json' before the command"),
         ("bench swim --tmes 3", "--times"),
         ("--hlp", "did you mean '--help'?"),
+        ("plugins lst", "there is no command 'plugins lst'; did you mean 'plugins list'?"),
         ("plugins list --jsn", "unrecognized arguments: --jsn; did you mean '--json'?"),
         ("plugins doctor --tmeout=3", "did you mean '--timeout'?"),
         ("collect-env --no-plugin-except x", "did you mean '--no-plugins-except'?"),

@@ -73,6 +73,24 @@ def test_every_difference_is_a_line_and_the_exit_code_is_1(
     assert lines[-1] == "my.lock: 3 differences"
 
 
+def test_verify_tells_what_the_allowlist_has_to_do_with_it(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = site / "zz_other-1.0.dist-info"
+    twin.mkdir()
+    (twin / "METADATA").write_text("Name: zz-other\nVersion: 1.0\n")
+    (twin / "entry_points.txt").write_text("[pegboard.plugins]\nzz-other = zz_greeter\n")
+    assert run(["plugins", "lock"]) == 0
+    monkeypatch.setenv("VLLM_PLUGINS", "zz-greeter, zz-other")
+    assert run(["plugins", "verify"]) == 1
+    said = capsys.readouterr().out
+    assert "1 difference" in said and "VLLM_PLUGINS=zz-greeter;" in said
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    assert run(["plugins", "verify"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == "Locked and not to load, for VLLM_PLUGINS='': zz-greeter"
+
+
 def test_a_lock_that_is_not_there_or_cannot_be_written_is_bad_input(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,7 +119,15 @@ def test_the_allowlist_shows_in_the_table(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["--version"], ["plugins", "list"], ["plugins", "list", "--json"], ["plugin"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["plugins"],
+        ["plugins", "--help"],
+        ["plugins", "list"],
+        ["plugins", "list", "--json"],
+        ["plugin"],
+    ],
 )
 def test_nothing_heavy_is_imported(words: list[str], folder: Path) -> None:
     done = pegboard_command(*words, path=folder)

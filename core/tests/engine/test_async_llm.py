@@ -306,6 +306,11 @@ def test_statistics_and_the_cache_are_within_reach(engine: AsyncLLM) -> None:
     assert not engine.errored
     used = [row for row in engine.plugins() if row["used"]]
     assert any("model:tiny" in row["used"] for row in used)
+    assert any("executor:local" in row["used"] for row in used)
+    for names in (["plugins"], ["run"]):
+        engine.uses("command", names)
+    core = engine.plugins()[0]["used"]
+    assert {"command:plugins", "command:run"} <= set(core)
 
 
 def test_long_texts_are_tokenised_beside_the_event_loop(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pegboard import LLM, EngineConfig
+from pegboard import LLM, EngineConfig, SamplingParams
 from pegboard.__about__ import __version__
 from pegboard.api.alias import ModelAlias
 from pegboard.api.connector import KVConnector
@@ -81,11 +81,32 @@ def test_each_surface_names_what_is_used_once() -> None:
     assert used(board()) == {
         "attention": ("a", "b"),
         "checkpoint": ("hf",),
+        "executor": ("local",),
         "model": ("tiny",),
         "ops": ("x.rope",),
         "platform": ("p",),
         "scheduler": ("token-budget",),
     }
+
+
+def test_the_executor_that_nobody_names_is_told_of() -> None:
+    assert used(board(), tensor_parallel_size=2)["executor"] == ("ranks",)
+    assert used(board(), distributed_executor_backend="odd")["executor"] == ("odd",)
+
+
+def test_a_logits_processor_is_used_once_a_request_asks_for_it(tmp_path: Path) -> None:
+    options: Any = {"platform": "null", "logits_processors": ["scripted-gap"], **SMALL}
+    with LLM(write_tiny_model(tmp_path), **options) as llm:
+
+        def processors() -> set[str]:
+            names = {name for row in llm.plugins() for name in row["used"]}
+            return {name for name in names if name.startswith("logits:")}
+
+        assert processors() == {"logits:scripted-gap"}
+        for arguments in (None, {"scripted_parity": 0}):
+            params = SamplingParams(max_tokens=1, extra_args=arguments)
+            llm.generate([[3, 4, 5]], params, use_tqdm=False)
+        assert processors() == {"logits:scripted-gap", "logits:scripted-parity"}
 
 
 def test_connectors_inside_of_others_are_used_too() -> None:

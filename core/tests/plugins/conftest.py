@@ -61,7 +61,8 @@ class Site:
         requires: Sequence[str] = (f"pegboard-core=={__version__}",),
         files: Mapping[str, str] | None = None,
     ) -> None:
-        """`entry_points` maps ``"models:llama"`` to a module; `files` are written beside it."""
+        """`entry_points` maps ``"models:llama"`` to a module, or ``"other.group:name"`` of another
+        program to whatever it wants; `files` are written beside it."""
         info = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
         headers = [f"Name: {distribution}", f"Version: {version}"]
@@ -70,7 +71,8 @@ class Site:
         listing = ""
         for key, module in entry_points.items():
             group, _, name = key.partition(":")
-            listing += f"[pegboard.{group}]\n{name} = {module}\n"
+            full = group if "." in group else f"pegboard.{group}"
+            listing += f"[{full}]\n{name} = {module}\n"
         (info / "entry_points.txt").write_text(listing)
         for path, text in (files or {}).items():
             target = self.folder / path

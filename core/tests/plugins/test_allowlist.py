@@ -191,9 +191,13 @@ def test_a_second_list_must_admit_a_plugin_too(
 def test_the_list_that_leaves_a_plugin_out_is_named(site: Any) -> None:
     site.add_platform("acme-platform", "platforms:acme")
     (record,) = site.load("acme", policy=LoadPolicy(only="acne")).plugins
-    assert record.reason == "no_plugins_except='acne' leaves it out: add 'acme' to it"
+    assert record.reason == (
+        "no_plugins_except='acne' leaves it out: add 'acme' to it (--no-plugins-except acne,acme)"
+    )
     (record,) = site.load("acne", policy=LoadPolicy(only="acme")).plugins
-    assert record.reason == "VLLM_PLUGINS='acne' leaves it out: add 'acme' to it"
+    assert record.reason == (
+        "VLLM_PLUGINS='acne' leaves it out: add 'acme' to it (VLLM_PLUGINS=acne,acme)"
+    )
 
 
 def test_entries_of_the_second_list_are_looked_at_like_the_others(site: Any) -> None:

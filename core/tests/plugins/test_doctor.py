@@ -93,6 +93,38 @@ def test_metadata_that_cannot_be_read(site: Any) -> None:
     assert (severity, check) == ("problem", "metadata") and "odd-1.dist-info" in message
 
 
+@pytest.mark.parametrize(
+    ("group", "hint"),
+    [
+        ("pegboard.model", "did you mean 'pegboard.models'?"),
+        ("pegboard.plugin", "did you mean 'pegboard.plugins'?"),
+        ("pegboard_platforms", "did you mean 'pegboard.platforms'?"),
+        ("Pegboard.Quant", "did you mean 'pegboard.quant'?"),
+        ("vllm.general_plugin", "did you mean 'vllm.general_plugins'?"),
+        ("pegboard", "groups are pegboard.attention, pegboard.connectors, pegboard.models"),
+    ],
+)
+def test_an_entry_point_group_that_nobody_reads(site: Any, group: str, hint: str) -> None:
+    add(site, "acme")
+    info = site.folder / "lost-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: Lost\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"# ours\n[{group}]\nmine = lost\nother=lost.other\n")
+    ((severity, check, message),) = findings(site)
+    assert (severity, check) == ("warning", "entry points")
+    where = f"lost: nobody loads what is in the entry-point group {group!r} (mine, other); "
+    assert message.startswith(where + hint)
+    assert message in site.load().notices
+
+
+@pytest.mark.parametrize("group", ["pegboard.models", "vllm.general_plugins", "console_scripts"])
+def test_an_entry_point_group_that_somebody_reads(site: Any, group: str) -> None:
+    site.add("known", {}, files={"known.py": "PEGBOARD_API = {'model': 0}"})
+    entry = site.folder / "known-1.0.dist-info/entry_points.txt"
+    entry.write_text(f"[{group}]\nvllm-pegboard = known\n")
+    assert not [f for f in findings(site) if f[1] == "entry points"]
+
+
 def test_plugins_that_do_not_load(site: Any) -> None:
     site.add("late", {"platforms:late": "late"}, files={"late.py": "PEGBOARD_API = {'model': 7}"})
     site.add_source("PEGBOARD_API = {'model': 0}\nraise RuntimeError('boom')")

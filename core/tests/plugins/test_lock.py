@@ -218,6 +218,41 @@ def test_an_editable_install_is_refused_by_name(site: Any, tmp_path: Path) -> No
     assert locked.differences()[0].startswith("acme 1.0: editable install")
 
 
+def test_what_cannot_be_locked_is_said_with_what_to_do(site: Any, tmp_path: Path) -> None:
+    origin = '{"url": "file:///source", "dir_info": {"editable": true}}'
+    for name in ("acme", "other", "whole", "broken"):
+        site.add_platform(name, f"platforms:{name}")
+    for name in ("acme", "other"):
+        (site.folder / f"{name}-1.0.dist-info/direct_url.json").write_text(origin)
+    (site.folder / "broken_module.py").unlink()
+    with pytest.raises(PluginError) as caught:
+        Locked(site, tmp_path)
+    said = str(caught.value)
+    assert "acme 1.0, other 1.0: editable install" in said and "whole" not in said
+    assert "'make dist'" in said and "pip wheel --no-deps --wheel-dir dist FOLDER" in said
+    assert "--find-links dist acme other'" in said
+    assert "Install broken again, with 'pip install --force-reinstall'" in said
+
+
+def test_where_only_what_may_load_differs_the_value_that_mends_it_is_told(
+    locked: Locked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    locked.site.add_platform("newcomer", "platforms:newcomer")
+    expected = "set VLLM_PLUGINS=acme,other; or write a new lock"
+    with pytest.raises(PluginError) as caught:
+        locked.site.load(policy=LoadPolicy(lock=locked.path))
+    assert expected in str(caught.value) and "VLLM_PLUGINS is not set" in str(caught.value)
+    assert "platforms:newcomer of newcomer 1.0 is not in the lock" in str(caught.value)
+    states = [
+        r.state for r in locked.site.load("acme,other", policy=LoadPolicy(lock=locked.path)).plugins
+    ]
+    assert sorted(states) == ["blocked", "failed", "ready"]
+    (locked.site.folder / "acme_pkg/inner/deep.py").write_text("x = 2\n")
+    with pytest.raises(PluginError) as caught:
+        locked.site.load(policy=LoadPolicy(lock=locked.path))
+    assert "VLLM_PLUGINS" not in str(caught.value), "more than that differs"
+
+
 def test_what_is_installed_without_a_list_or_not_whole_is_refused(
     site: Any, tmp_path: Path
 ) -> None:

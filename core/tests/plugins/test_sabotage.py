@@ -77,7 +77,25 @@ IN_HOOKS = [
         ["no hook 'pegboard_platfroms'; the nearest hook is 'pegboard_platforms'"],
     ),
     Case("unmarked hook", SOUND.replace("@hookimpl\n", ""), ["not marked with @hookimpl"]),
-    Case("extra argument", SOUND.replace("()", "(ctx, engine)"), ["pegboard_platforms", "engine"]),
+    Case(
+        "extra argument",
+        SOUND.replace("()", "(ctx, engine)"),
+        [
+            "hook 'pegboard_platforms' of module 'odd_module' wants the argument 'engine', which",
+            "it may take 'ctx', or none",
+        ],
+    ),
+    Case(
+        "extra arguments, by keyword and under another name",
+        "@hookimpl(specname='pegboard_platforms')\n"
+        "def mine(engine, *, ctx, board, depth=1): return [platform()]",
+        ["hook 'pegboard_platforms'", "wants the arguments 'engine', 'board', which"],
+    ),
+    Case(
+        "extra argument of the settings",
+        "@hookimpl\ndef pegboard_settings(config): return None\n" + SOUND,
+        ["hook 'pegboard_settings'", "wants the argument 'config'", "it may take 'ctx'"],
+    ),
     Case("a number", HOOK + "return 1", ["list of descriptors", "a value of type int"]),
     Case("a mapping", HOOK + "return {'odd': platform()}", ["list of descriptors", "dict"]),
     Case("a coroutine's hook", HOOK.replace("def", "async def") + "return []", ["coroutine"]),
@@ -221,7 +239,7 @@ def test_it_is_quarantined_and_the_rest_is_unharmed(site: Any, rest: Any, case: 
     assert "\n" not in record.reason
     (notice,) = board.notices
     assert notice.startswith("plugin plugins:odd of odd 1.0 is failed: " + record.reason)
-    assert "leave it out with VLLM_PLUGINS" in notice
+    assert "leave it out with VLLM_PLUGINS=alpha,zulu" in notice
     rest.check(board)
 
 
@@ -230,8 +248,9 @@ def test_in_strict_mode_it_is_one_error_that_says_what_to_do(
     site: Any, rest: Any, case: Case
 ) -> None:
     site.add_saboteur(case.body)
-    start = r"^strict mode refuses to start: plugins:odd of odd 1\.0 is failed: .*VLLM_PLUGINS$"
-    with pytest.raises(PluginError, match=start) as caught:
+    start = r"^strict mode refuses to start: plugins:odd of odd 1\.0 is failed: "
+    end = "VLLM_PLUGINS=alpha,zulu$"
+    with pytest.raises(PluginError, match=f"{start}.*{end}") as caught:
         site.load(policy=LoadPolicy(strict=True))
     assert case.told[0] in str(caught.value)
     rest.forget()

@@ -66,7 +66,11 @@ class TestTwo:
             assert "'odd' is used by models:odd of odd2 2.0 and plugins:odd of odd1 1.0" in (
                 record.reason
             )
-            assert "uninstall one of them or leave one out with VLLM_PLUGINS" in record.reason
+            assert (
+                "uninstall odd2 or leave it out with VLLM_PLUGINS=alpha,plugins:odd,zulu, or"
+                in (record.reason)
+            )
+            assert "odd1 or leave it out with VLLM_PLUGINS=models:odd,alpha,zulu" in record.reason
         rest.check(board)
 
     def test_one_architecture_of_two_families(self, site: Any, rest: Any) -> None:
@@ -81,7 +85,7 @@ class TestTwo:
         }
         with pytest.raises(DuplicateError) as caught:
             board.require("model", "hf:OddForCausalLM", wanted_by="config.json")
-        for text in ("odd1 1.0 (odd1) and odd2 1.0 (odd2)", "uninstall one", "by config.json"):
+        for text in ("odd1 1.0 (odd1) and odd2 1.0 (odd2)", "uninstall odd1 or", "by config.json"):
             assert text in str(caught.value)
         assert board.registry("model").names() == ("one",)
         assert "odd2_module" not in sys.modules

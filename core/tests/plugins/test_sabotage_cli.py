@@ -175,7 +175,11 @@ class TestCommands:
         shell.add_odd("raise OSError('no luck')")
         done = shell("odd")
         assert done.returncode == 2
-        assert "there is no command 'odd'" in error_of(done) and "odd (failed)" in error_of(done)
+        assert "there is no command 'odd'" in error_of(
+            done
+        ) and "odd 1.0 might provide it; it is installed, but it is failed: OSError" in error_of(
+            done
+        )
 
 
 class TestRun:

@@ -57,7 +57,7 @@ def test_an_api_level_that_is_too_old_is_refused_before_import(site: Any, rest: 
         board = site.load()
     record = record_of(board)
     assert record.state == "incompatible"
-    assert "this core runs 1 and 2: upgrade odd" in record.reason
+    assert "this core runs levels 1 and 2: upgrade odd" in record.reason
     rest.check(board)
 
 

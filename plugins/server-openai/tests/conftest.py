@@ -139,6 +139,9 @@ class ThreadEngine:
     def plugins(self) -> list[dict[str, Any]]:
         return self.llm.plugins()
 
+    def uses(self, surface: str, names: Any) -> None:
+        self.llm._front.uses(surface, names)
+
     async def shutdown(self, grace: float = 0.0) -> None:
         self.close()
 

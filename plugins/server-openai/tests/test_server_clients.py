@@ -201,7 +201,8 @@ def test_text_and_ids_go_round(chatty: Any) -> None:
 def test_operators_routes_answer(chatty: Any) -> None:
     assert chatty.http.get("/load").json() == {"server_load": 0}
     rows = chatty.http.get("/plugins").json()["plugins"]
-    assert "server-openai" in {row["id"] for row in rows}
+    used = {row["id"]: row["used"] for row in rows}
+    assert {"endpoint:openai", "endpoint:admin"} <= set(used["server-openai"])
     assert chatty.http.post("/reset_prefix_cache").json() == {"reset": True}
     described = chatty.http.get("/openapi.json").json()
     assert "/v1/chat/completions" in described["paths"]

@@ -96,6 +96,7 @@ def test_the_command_writes_into_the_folder_that_is_named(tmp_path: Path) -> Non
         for _ in range(2)
     )
     assert first.returncode == 0, first.stderr
+    assert "Warning" not in first.stderr
     assert f"pip install -e '{folder}[test]'" in first.stdout
     assert (folder / "src/pegboard_logits_pace/rows.py").read_text().count("class PaceRows") == 1
     assert second.returncode == 2

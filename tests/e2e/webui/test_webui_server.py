@@ -22,6 +22,9 @@ class Idle:
     def __init__(self) -> None:
         self.board = load_plugins()
 
+    def uses(self, surface: str, names: Any) -> None:
+        """Nothing."""
+
 
 @pytest.fixture(scope="module")
 def app() -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
 from pegboard.api.metrics import PluginMetrics
+
+if TYPE_CHECKING:
+    import logging
 
 __all__ = ["ROLES", "PluginContext", "ProcessRole"]
 
@@ -47,4 +49,6 @@ class PluginContext:
     @property
     def logger(self) -> logging.Logger:
         """A logger under the engine's tree, named after the plugin."""
+        import logging  # few ask for it, and start-up must be quick
+
         return logging.getLogger(f"pegboard.plugin.{self.plugin_id}")

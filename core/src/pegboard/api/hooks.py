@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pegboard.api.endpoint import Endpoint
     from pegboard.api.events import EventPublisher
     from pegboard.api.executor_class import ExecutorClass
+    from pegboard.api.foreign import ForeignPlugin
     from pegboard.api.logits import LogitsProcessor
     from pegboard.api.model import ModelFamily
     from pegboard.api.ops import OpVersion
@@ -87,9 +88,12 @@ class Hooks(Protocol):
         """
 
     @hookspec
+    def pegboard_adopt(self, ctx: PluginContext, plugin: ForeignPlugin) -> Iterable[Any]:
+        """What stands for a plugin of another program, see `pegboard.api.foreign`; `ctx` is its."""
+
+    @hookspec
     def pegboard_model_families(self, ctx: PluginContext) -> Iterable[ModelFamily]:
-        """Model families: configuration reader, module builder and weight map for a set of
-        architectures."""
+        """Model families: configuration, modules and weight maps for a set of architectures."""
 
     @hookspec
     def pegboard_model_aliases(self, ctx: PluginContext) -> Iterable[ModelAlias]:

@@ -6,7 +6,6 @@ an unknown key is refused with the nearest known one, a bad value with what is a
 
 from __future__ import annotations
 
-import json
 import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -32,12 +31,12 @@ def check_keys(
     where: str, given: Mapping[str, Any], known: list[str], required: Iterable[str] = ()
 ) -> None:
     """Raise `ConfigError` for a key that is not known, or a required one that is missing."""
-    from difflib import get_close_matches  # only errors need it, and start-up must be quick
-
     names = ", ".join(known)
     for key in given:
         if key in known:
             continue
+        from difflib import get_close_matches  # only errors need it, and start-up must be quick
+
         near = get_close_matches(str(key), known, n=1)
         if near:
             raise ConfigError(
@@ -51,6 +50,8 @@ def check_keys(
 
 def parse_json(where: str, text: str, allowed: str) -> Any:
     """The value of a JSON text; `ConfigError` says what is `allowed` where it is none."""
+    import json  # start-up must be quick
+
     try:
         return json.loads(text, object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply

@@ -100,7 +100,7 @@ def _run_command(words: list[str]) -> int:
             return invoke(app, name, rest)
     board = _command_board()
     for name, rest in pairs:
-        command: Command | None = board.registry("command").get(name)
+        command: Command | None = board.find("command", name, wanted_by=f"pegboard {name}")
         if command is not None:
             return invoke(command.app.load(), name, rest)
     if any(name.startswith(f"{words[0]} ") for name in board.registry("command").names()):
@@ -124,7 +124,7 @@ def run_group(group: str, words: Sequence[str], board: Board | None = None) -> i
             f"there is no option {words[0]!r} before the command; see 'pegboard {group} --help'"
         )
     name = f"{group} {words[0]}"
-    command: Command | None = board.registry("command").get(name)
+    command: Command | None = board.find("command", name, wanted_by=f"pegboard {name}")
     if command is None:
         raise _unknown(name, board, prefix=f"{group} ")
     return invoke(command.app.load(), name, list(words[1:]))
@@ -226,7 +226,5 @@ def _unknown(name: str, board: Board, prefix: str = "") -> PegboardError:
     names = sorted(n for n in board.registry("command").names() if n.startswith(prefix))
     near = nearest(name[len(prefix) :], (n[len(prefix) :] for n in names))
     hint = f"; did you mean '{prefix}{near}'?" if near else f"; commands are {', '.join(names)}"
-    missing = [record for record in board.plugins if record.state != "ready"]
-    if missing and not near:
-        hint += f" (not loaded: {', '.join(f'{r.id} ({r.state})' for r in missing)})"
-    return ConfigError(f"there is no command {name!r}{hint}")
+    chance = "" if near else board.chance("command", name)
+    return ConfigError(f"there is no command {name!r}{hint}" + (chance and f". {chance}"))

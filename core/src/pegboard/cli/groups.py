@@ -6,6 +6,7 @@ from functools import partial
 
 from pegboard.cli.dispatch import ArgvCommand, run_group
 
-__all__ = ["bench"]
+__all__ = ["bench", "plugins"]
 
 bench = ArgvCommand(partial(run_group, "bench"))
+plugins = ArgvCommand(partial(run_group, "plugins"))

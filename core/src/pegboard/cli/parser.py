@@ -15,9 +15,9 @@ __all__ = ["Parser"]
 class Parser(argparse.ArgumentParser):
     """A parser whose complaint about an unknown option names the nearest one."""
 
-    def __init__(self, *, known: list[str] | None = None, **settings: Any) -> None:
-        """`known`: names of options, shared by a parser and those of its sub-commands."""
-        self._names: list[str] = [] if known is None else known
+    def __init__(self, **settings: Any) -> None:
+        """`settings` are argparse's own."""
+        self._names: list[str] = []
         # A fixed width: to find the terminal's, argparse would import shutil, even without --help.
         layout = partial(argparse.HelpFormatter, width=100)
         super().__init__(**{"formatter_class": layout, "allow_abbrev": False, **settings})
@@ -26,13 +26,6 @@ class Parser(argparse.ArgumentParser):
         """As argparse's, and remembered."""
         self._names += (name for name in names if name.startswith("--"))
         return super().add_argument(*names, **settings)
-
-    def add_commands(self) -> Any:
-        """What sub-commands are added to, of which one must be given; its name is `command`."""
-        kind: Any = partial(Parser, known=self._names)
-        return self.add_subparsers(
-            dest="command", required=True, metavar="COMMAND", parser_class=kind
-        )
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The options; otherwise a message and `SystemExit`."""

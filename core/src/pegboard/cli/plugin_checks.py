@@ -9,7 +9,14 @@ import textwrap
 from pegboard.errors import ConfigError
 from pegboard.plugins import LoadPolicy
 from pegboard.plugins.admission import admit
-from pegboard.plugins.lock import DEFAULT_FILE, Lock, differences, make_lock
+from pegboard.plugins.lock import (
+    DEFAULT_FILE,
+    Lock,
+    allowlist_hint,
+    differences,
+    left_out,
+    make_lock,
+)
 
 __all__ = ["doctor", "lock", "verify"]
 
@@ -27,12 +34,19 @@ def verify(options: argparse.Namespace, policy: LoadPolicy) -> int:
     """Print each difference from a lock; 1 if there is any."""
     path = options.file or DEFAULT_FILE
     wanted = Lock.read(path)
-    found = list(differences(wanted, admit(os.environ, policy).admitted))
+    admission = admit(os.environ, policy)
+    found = list(differences(wanted, admission.admitted))
     if not found:
         print(f"{path}: {_counts(wanted)} as locked")
+        blocked = ", ".join(candidate.id for candidate in left_out(wanted, admission))
+        if blocked:
+            print(f"Locked and not to load, for {admission.allowlist.setting}: {blocked}")
         return 0
     print("\n".join(found))
     print(f"{path}: {_number(len(found), 'difference')}")
+    hint = allowlist_hint(wanted, found, admission)
+    if hint:
+        print(hint)
     return 1
 
 

@@ -7,15 +7,20 @@ a tenth of a second.
 
 from __future__ import annotations
 
-import argparse
-import textwrap
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from pegboard.cli.dispatch import ArgvCommand, invoke
-from pegboard.cli.parser import Parser
+from pegboard.cli.dispatch import ArgvCommand
 from pegboard.plugins import VARIABLE, Board, LoadPolicy, PluginRecord, build_board
 
-__all__ = ["COMMANDS", "app"]
+if TYPE_CHECKING:
+    import argparse
+
+    from pegboard.cli.parser import Parser
+
+__all__ = ["doctor", "list_all", "lock", "verify"]
+
+Run = Callable[["argparse.Namespace", LoadPolicy], int]
 
 _HEADER = (
     *("id", "distribution", "version", "group", "surfaces", "state", "processes", "import"),
@@ -23,73 +28,87 @@ _HEADER = (
 )
 _ALL_PROCESSES = 3
 _SHOWN_KEYS = 4
-COMMANDS = {
-    "list": "list every plugin found, with its state and what it registered",
-    "doctor": "look for what is wrong with the installed plugins; exits with 1 if something is",
-    "lock": "write down which plugins run here, with the hashes of their files",
-    "verify": "compare the installed plugins with a lock; exits with 1 if they differ",
-}
-NEW = "plugins new"
 
 
-def _main(words: Sequence[str]) -> int:
-    parser = Parser(
-        prog="pegboard plugins", description="Inspect, check and lock the installed plugins."
+def _parser(name: str, about: str) -> Parser:
+    from pegboard.cli.parser import Parser
+
+    parser = Parser(prog=f"pegboard plugins {name}", description=about)
+    parser.add_argument(
+        "--no-plugins-except",
+        metavar="LIST",
+        help=f"a second allowlist beside {VARIABLE}, of the same form",
     )
-    commands = parser.add_commands()
-    for name, about in COMMANDS.items():
-        description = f"{about[0].upper()}{about[1:]}."
-        command = commands.add_parser(name, help=about, description=description)
-        if name in ("list", "doctor"):
-            command.add_argument("--json", action="store_true", help="print one JSON object")
-        else:
-            command.add_argument("file", nargs="?", help="default: pegboard-plugins.lock")
-        command.add_argument(
-            "--no-plugins-except",
-            metavar="LIST",
-            help=f"a second allowlist beside {VARIABLE}, of the same form",
-        )
-        if name == "doctor":
-            _add_doctor_options(command)
-    commands.add_parser("new", help="write a small complete plugin, with its tests", add_help=False)
-    if words[:1] == ["new"]:
-        return _write_new(words[1:])
+    return parser
+
+
+def _add_json(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _parsed(parser: Parser, words: Sequence[str], run: Run) -> int:
     try:
         options = parser.parse(words)
     except SystemExit as done:
         return int(done.code or 0)
-    policy = LoadPolicy(only=options.no_plugins_except)
-    if options.command == "list":
-        board = build_board(policy=policy)
-        print(_as_json(board) if options.json else _as_text(board))
-        return 0
-    from pegboard.cli import plugin_checks  # with hashes or subprocesses: not for a quick list
-
-    run: Callable[[argparse.Namespace, LoadPolicy], int] = getattr(plugin_checks, options.command)
-    return run(options, policy)
+    return run(options, LoadPolicy(only=options.no_plugins_except))
 
 
-def _add_doctor_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
+def _list(words: Sequence[str]) -> int:
+    if not {*words} - {"--json"}:  # without a parser, which takes a while to be imported
+        return _show(LoadPolicy(), as_json=bool(words))
+    parser = _parser("list", "List every plugin found, with its state and what it registered.")
+    _add_json(parser)
+    return _parsed(parser, words, lambda options, policy: _show(policy, options.json))
+
+
+def _show(policy: LoadPolicy, as_json: bool) -> int:
+    board = build_board(policy=policy)
+    print(_as_json(board) if as_json else _as_text(board))
+    return 0
+
+
+def _doctor(words: Sequence[str]) -> int:
+    from pegboard.cli import plugin_checks
+
+    parser = _parser(
+        "doctor",
+        "Look for what is wrong with the installed plugins; exits with 1 if something is.",
+    )
+    _add_json(parser)
+    parser.add_argument(
         "--strict", action="store_true", help="exit with 1 also where there are only warnings"
     )
-    command.add_argument(
+    parser.add_argument(
         "--timeout",
         type=float,
         default=60.0,
         metavar="SECONDS",
         help="time that importing one part of a plugin may take (default: 60)",
     )
+    return _parsed(parser, words, plugin_checks.doctor)
 
 
-app = ArgvCommand(_main)
+def _lock(words: Sequence[str]) -> int:
+    from pegboard.cli import plugin_checks  # with hashes: not for a quick list
+
+    about = "Write down which plugins run here, with the hashes of their files."
+    return _parsed(_with_file(_parser("lock", about)), words, plugin_checks.lock)
 
 
-def _write_new(words: Sequence[str]) -> int:
-    """What a plugin registers as the command of this name."""
-    board = build_board(surfaces=("command",))
-    command = board.require("command", NEW, wanted_by=f"pegboard {NEW}")
-    return invoke(command.app.load(), NEW, list(words))
+def _verify(words: Sequence[str]) -> int:
+    from pegboard.cli import plugin_checks
+
+    about = "Compare the installed plugins with a lock; exits with 1 if they differ."
+    return _parsed(_with_file(_parser("verify", about)), words, plugin_checks.verify)
+
+
+def _with_file(parser: Parser) -> Parser:
+    parser.add_argument("file", nargs="?", help="default: pegboard-plugins.lock")
+    return parser
+
+
+doctor, list_all, lock, verify = map(ArgvCommand, (_doctor, _list, _lock, _verify))
 
 
 def _as_json(board: Board) -> str:
@@ -161,4 +180,6 @@ def _other_notices(board: Board) -> list[str]:
 
 
 def _wrapped(text: str) -> str:
+    import textwrap  # only where there is something to say
+
     return textwrap.fill(text, width=110, initial_indent="* ", subsequent_indent="  ")

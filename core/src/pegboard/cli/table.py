@@ -27,7 +27,25 @@ COMMANDS = (
         "pegboard.cli.collect_env:app",
     ),
     CommandEntry(
-        "plugins", "Show, check and lock the installed plugins", "pegboard.cli.plugins:app"
+        "plugins", "Show, check and lock the installed plugins", "pegboard.cli.groups:plugins"
+    ),
+    CommandEntry(
+        "plugins doctor",
+        "Look for what is wrong with the installed plugins",
+        "pegboard.cli.plugins:doctor",
+    ),
+    CommandEntry(
+        "plugins list",
+        "List every plugin found, its state and what it registered",
+        "pegboard.cli.plugins:list_all",
+    ),
+    CommandEntry(
+        "plugins lock",
+        "Write down which plugins run here, with hashes of their files",
+        "pegboard.cli.plugins:lock",
+    ),
+    CommandEntry(
+        "plugins verify", "Compare the installed plugins with a lock", "pegboard.cli.plugins:verify"
     ),
     CommandEntry("run", "Complete one prompt with a model", "pegboard.cli.run:app"),
 )

@@ -78,8 +78,8 @@ def _both(board: Board, key: str) -> str:
     family, alias = board.provenance("model", key), board.provenance("alias", key)
     return (
         f"architecture {key!r} belongs to a model family of {family.distribution} "
-        f"{family.version} and to an alias of {alias.distribution} {alias.version}; uninstall one "
-        "of them or leave one out"
+        f"{family.version} and to an alias of {alias.distribution} {alias.version}; "
+        f"{board.ways_out((('model', key), ('alias', key)))}"
     )
 
 

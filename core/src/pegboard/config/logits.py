@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,10 @@ class LogitsRoster:
     """Name → distribution and version."""
     _handed: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     """Name → settings and metrics of its plugin."""
+    _chance: Callable[[str], str] = attrs.field(default=lambda _: "", eq=False, repr=False)
+    """Argument → sentences on plugins that are not loaded and might have it."""
+    _wanted: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
+    """Names of those that a request has asked for, once there is one."""
 
     @property
     def _owners(self) -> dict[str, str]:
@@ -51,6 +56,12 @@ class LogitsRoster:
         """Of these, the ones that are shown its logits."""
         asked = self.asked(params)
         return tuple(one for one in asked if not (params.greedy and one.argmax_invariant))
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Names of those that serve every request, and of those that one has asked for so far."""
+        names = self.always | self._wanted
+        return tuple(one.name for one in self.processors if one.name in names)
 
     def arguments(self, processor: LogitsProcessor, params: SamplingParams) -> Mapping[str, Any]:
         """What a request says to one processor."""
@@ -72,6 +83,7 @@ class LogitsRoster:
         if unknown:
             raise self._unknown(unknown[0])
         for processor in self.asked(params):
+            self._wanted.add(processor.name)
             if processor.check is not None:
                 arguments = self.arguments(processor, params)
                 self._check(processor, LogitsRequest(arguments, params, vocab_size))
@@ -95,8 +107,10 @@ class LogitsRoster:
         near = difflib.get_close_matches(key, self._owners, n=1)
         known = ", ".join(sorted(self._owners)) or "there is none"
         hint = f"did you mean {near[0]!r}?" if near else f"known arguments: {known}"
+        chance = self._chance(key)
         return RequestError(
-            f"extra_args[{key!r}] is not allowed: no logits processor has this argument; {hint}",
+            f"extra_args[{key!r}] is not allowed: no logits processor has this argument; {hint}"
+            + (f". {chance}" if chance else ""),
             field="extra_args",
         )
 
@@ -123,4 +137,5 @@ def make_roster(board: Board | None, config: EngineConfig) -> LogitsRoster:
         frozenset(config.logits_processors),
         {one.name: str(registry.provenance(one.name)) for one in processors},
         {one.name: board.handed("logits", one.name) for one in processors},
+        partial(board.chance, "logits"),
     )

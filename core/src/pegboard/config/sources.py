@@ -153,7 +153,8 @@ def _probe(source: CheckpointSource, path: str) -> bool:
 def _no_source(board: Board, path: str, sources: list[CheckpointSource]) -> PegboardError:
     """What to say of a path that nothing can read."""
     if os.path.isdir(path):
-        return CheckpointError(_unreadable_directory(path, sources))
+        more = board.left_out("checkpoint")
+        return CheckpointError(_unreadable_directory(path, sources) + (more and f". {more}"))
     suffix = os.path.splitext(path)[1].lower().lstrip(".")
     if suffix and suffix not in board.registry("checkpoint"):
         return board.absence("checkpoint", suffix, wanted_by=path)

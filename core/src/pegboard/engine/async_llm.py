@@ -278,8 +278,13 @@ class AsyncLLM:
 
     def plugins(self) -> list[dict[str, Any]]:
         """As `LLM.plugins`."""
-        used = {**self.client.ready.used, **self._front.used, **used_observers(self.config)}
-        return self.board.report(used)
+        used = {**self.client.ready.used, **self._front.used_so_far()}
+        return self.board.report({**used, **used_observers(self.config)})
+
+    def uses(self, surface: str, names: Iterable[str]) -> None:
+        """Tell what else of the board serves with this engine, such as the endpoints of a server,
+        for `plugins` to name it."""
+        self._front.uses(surface, names)
 
     async def shutdown(self, grace: float = 0.0) -> None:
         """`close` beside the event loop, so that readers get their last states."""

@@ -12,7 +12,7 @@ from pegboard.config.model import ResolvedModel
 from pegboard.errors import ConfigError, PegboardError, PluginError
 from pegboard.plugins import Board
 
-__all__ = ["make_executor"]
+__all__ = ["make_executor", "usual_executor"]
 
 LOCAL, RANKS = "local", "ranks"
 """The core's own."""
@@ -36,10 +36,11 @@ def make_executor(
         own = board.handed("executor", found.name)
         return _build(found, ExecutorContext(config, model, board, build, progress, **own))
 
-    return build(config.distributed_executor_backend or _usual(config))
+    return build(config.distributed_executor_backend or usual_executor(config))
 
 
-def _usual(config: EngineConfig) -> str:
+def usual_executor(config: EngineConfig) -> str:
+    """The core's own, for as many ranks."""
     return LOCAL if config.tensor_parallel_size == 1 else RANKS
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -42,9 +42,20 @@ class FrontEnd:
     templates: TemplateBook
     inputs: InputProcessor
     used: Used
-    """What it uses of the board, beside what the engine does."""
+    """What it uses of the board from the start, beside what the engine does."""
     _defaults: list[SamplingParams] = attrs.field(factory=list, init=False, repr=False)
     """Those of `default_params`, once they are known."""
+    _added: dict[str, tuple[str, ...]] = attrs.field(factory=dict, init=False, repr=False)
+
+    def uses(self, surface: str, names: Iterable[str]) -> None:
+        """Be told what else of the board serves, for `used_so_far`."""
+        self._added[surface] = (*self._added.get(surface, ()), *names)
+
+    def used_so_far(self) -> Used:
+        """What it uses of the board, with what requests have asked for and what it was told of."""
+        processors = self.inputs.processors.used
+        asked = {"logits": processors} if processors else {}
+        return {**self.used, **asked, **self._added}
 
     def get_tokenizer(self) -> TextTokenizer:
         """The model's tokeniser; `RequestError` without one."""

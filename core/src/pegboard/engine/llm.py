@@ -166,7 +166,7 @@ class LLM:
         """A row of plain values for the core and for each plugin found: ``id``, ``distribution``,
         ``group``, ``state``, ``reason``; ``installed`` (its version), ``loaded``, and ``used``,
         what this engine uses of it as ``"surface:name"``."""
-        return self.board.report(self._used)
+        return self.board.report({**self._used, **self._front.used_so_far()})
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False if a running request still uses some."""

@@ -9,6 +9,7 @@ from pegboard.api.checkpoint import PLAIN_TYPES
 from pegboard.config.alias import AliasedCheckpoint
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel
+from pegboard.engine.choose_executor import usual_executor
 from pegboard.engine.choose_scheduler import OWN_SCHEDULER
 from pegboard.engine.events import choose_publisher
 from pegboard.logging import get_logger
@@ -35,7 +36,7 @@ def used_names(
         "checkpoint": (checkpoint.kind,),
         "connector": () if transfer is None else _connectors(board, transfer),
         "events": (publisher,),
-        "executor": (config.distributed_executor_backend,),
+        "executor": (config.distributed_executor_backend or usual_executor(config),),
         "logits": config.logits_processors,
         "model": (model.family.name,),
         "ops": (name for name in facts["ops"].values() if name != _PLAIN),

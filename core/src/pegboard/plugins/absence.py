@@ -9,7 +9,7 @@ from pegboard.plugins.first_party import FirstParty
 from pegboard.plugins.nearest import nearest
 from pegboard.plugins.record import GROUP_OF_SURFACE, PluginRecord
 
-__all__ = ["explain_absence", "explain_missing", "surface_words"]
+__all__ = ["explain_absence", "explain_chance", "explain_missing", "surface_words"]
 
 _WORDS = MappingProxyType(
     {
@@ -27,6 +27,9 @@ _WORDS = MappingProxyType(
         "tokenizer": "tokeniser",
     }
 )
+
+_IN_PLACE = MappingProxyType({"model": ("alias",)})
+"""By surface, others whose things serve in place of one of it."""
 
 
 def surface_words(surface: str) -> str:
@@ -47,16 +50,28 @@ def explain_absence(
     `key` None stands for anything of the surface. `loaded` are the keys that the surface has; they
     are listed where nothing better is known.
     """
+    told = explain_chance(surface, key, records=records, first_party=first_party)
+    return told or _nothing_known(key, loaded)
+
+
+def explain_chance(
+    surface: str,
+    key: str | None,
+    *,
+    records: Sequence[PluginRecord],
+    first_party: Sequence[FirstParty],
+) -> str:
+    """Sentences on plugins that would, or might, provide `key` and did not load; empty if there are
+    none."""
     offering = [f for f in first_party if f.offers(surface, key)]
     known = {f.distribution for f in first_party if f.claims}
     offered_by = {f.distribution for f in offering}
-    sentences = [
-        *_installed(surface, records, known, offered_by, strangers=not offered_by),
-        *_not_installed(offering, records),
-    ]
-    if not sentences:
-        sentences = [_nothing_known(key, loaded)]
-    return " ".join(sentences)
+    return " ".join(
+        (
+            *_installed(surface, records, known, offered_by, strangers=not offered_by),
+            *_not_installed(offering, records),
+        )
+    )
 
 
 def explain_missing(
@@ -92,7 +107,7 @@ def _installed(
 
 def _may_offer(record: PluginRecord, surface: str) -> bool:
     if record.surfaces:
-        return surface in record.surfaces
+        return not {surface, *_IN_PLACE.get(surface, ())}.isdisjoint(record.surfaces)
     return record.group == GROUP_OF_SURFACE.get(surface, "pegboard.plugins")
 
 

@@ -46,5 +46,5 @@ def admit(
     if policy.lock is not None:
         from pegboard.plugins.lock import enforce_lock  # few runs have one
 
-        enforce_lock(policy.lock, admission.admitted, search_path)
+        enforce_lock(policy.lock, admission, search_path)
     return admission

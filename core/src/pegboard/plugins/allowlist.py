@@ -14,7 +14,8 @@ plugin must be admitted by both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import attrs
@@ -85,11 +86,26 @@ class Allowlist:
         return self.leaving_out(candidate) is None
 
     def leaving_out(self, candidate: Candidate) -> Allowlist | None:
-        """The list that has no entry for this plugin, or None if it may load."""
+        """The list that has no entry for this plugin, or for the one that runs it, or None if it
+        may load."""
         for one in self.in_force:
             if not any(one.matches(entry, candidate) for entry in one.entries):
                 return one
-        return None
+        return None if candidate.adopter is None else self.leaving_out(candidate.adopter)
+
+    def why_left_out(self, candidate: Candidate, shared: Collection[str]) -> str:
+        """For a plugin that may not load: which list leaves it out, and what to add to it. An id
+        among `shared` is that of several plugins."""
+        by = self.leaving_out(candidate)
+        assert by is not None, "only what is left out is blocked"
+        who, adopter = candidate, candidate.adopter
+        if adopter is not None and self.leaving_out(candidate._replace(adopter=None)) is None:
+            who = adopter
+        what = "it" if who is candidate else f"{who}, which runs it,"
+        entry = who.qualified if who.id in shared else who.id
+        return (
+            f"{by.name}={by.value!r} leaves {what} out: add {entry!r} to it ({by.admitting(entry)})"
+        )
 
     def matches(self, entry: str, candidate: Candidate) -> bool:
         """Whether one entry names this plugin."""
@@ -100,6 +116,45 @@ class Allowlist:
         group, colon, name = (part.strip() for part in entry.partition(":"))
         groups = (candidate.group, candidate.short_group)
         return bool(colon) and _same(name, candidate.id) and any(_same(group, g) for g in groups)
+
+    def value_without(
+        self,
+        left_out: Collection[Candidate],
+        candidates: Sequence[Candidate],
+        first_party: Collection[str],
+    ) -> str:
+        """The value of the variable that admits all that is admitted now but for `left_out`.
+
+        `first_party` are the distributions that ``@first-party`` would stand for.
+        """
+        kept = [c for c in candidates if c not in left_out and self.admits(c)]
+        own = [c for c in candidates if c.distribution in first_party]
+        whole = bool(own) and all(c in kept for c in own)
+        named = [c for c in kept if not (whole and c in own)]
+        entries = [self._entry_for(c, candidates) for c in named]
+        return ",".join([*([FIRST_PARTY] if whole else []), *entries])
+
+    def admitting(self, entry: str) -> str:
+        """The list as one types it, with one more entry; and what else admits a plugin."""
+        typed = self.typed(",".join((*self.entries, entry)))
+        return typed if self.entries else f"{typed}; where it is not set, all plugins load"
+
+    def typed(self, value: str) -> str:
+        """What an operator types to give the list this value."""
+        if not re.fullmatch(r"[\w@%+=:,./-]+", value):
+            value = f"'{value}'"
+        return (
+            f"--{EXCEPT.replace('_', '-')} {value}"
+            if self.name == EXCEPT
+            else f"{self.name}={value}"
+        )
+
+    def _entry_for(self, plugin: Candidate, candidates: Sequence[Candidate]) -> str:
+        """What names this plugin and no other, as short as can be."""
+        for entry in (plugin.id, plugin.qualified):
+            if sum(self.matches(entry, c) for c in candidates) == 1:
+                return entry
+        return plugin.distribution
 
     def admits_distribution(self, distribution: str) -> bool:
         """Whether entries name this distribution itself, whatever entry points it has."""

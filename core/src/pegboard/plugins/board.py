@@ -10,7 +10,12 @@ import attrs
 
 from pegboard.api.metrics import MetricSet, PluginMetrics
 from pegboard.errors import DuplicateError, MissingPluginError, PluginError
-from pegboard.plugins.absence import explain_absence, explain_missing, surface_words
+from pegboard.plugins.absence import (
+    explain_absence,
+    explain_chance,
+    explain_missing,
+    surface_words,
+)
 from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.conduct import Conduct
 from pegboard.plugins.first_party import FirstParty
@@ -67,13 +72,17 @@ class Board:
         `MissingPluginError` saying what would provide it and why it is absent, or `DuplicateError`
         if two distributions claim it.
         """
-        contested = self._contested.get((surface, key))
-        if contested is not None:
-            raise DuplicateError(f"{contested} (wanted by {wanted_by})")
-        found = self.registry(surface).get(key)
+        found = self.find(surface, key, wanted_by=wanted_by)
         if found is None:
             raise self.absence(surface, key, wanted_by=wanted_by)
         return found
+
+    def find(self, surface: str, key: str, *, wanted_by: str) -> Any:
+        """As `require`, and None where there is none."""
+        contested = self._contested.get((surface, key))
+        if contested is not None:
+            raise DuplicateError(f"{contested} (wanted by {wanted_by})")
+        return self.registry(surface).get(key)
 
     def require_any(self, surface: str, *, wanted_by: str) -> Registry[Any]:
         """The registry of a surface that must not be empty, e.g.
@@ -103,9 +112,23 @@ class Board:
         )
         return MissingPluginError(f"{what}, wanted by {wanted_by}. {why}")
 
+    def chance(self, surface: str, key: str) -> str:
+        """Sentences on plugins that would, or might, provide `key` and are not loaded, e.g. because
+        of the allowlist; empty if there are none. For errors that say the rest themselves."""
+        return explain_chance(surface, key, records=self.plugins, first_party=self._first_party())
+
     def offered(self, surface: str, key: str) -> bool:
         """Whether a distribution of this release provides `key`, installed or not."""
         return any(listed.offers(surface, key) for listed in self._first_party())
+
+    def ways_out(self, things: Iterable[tuple[str, str]]) -> str:
+        """What an operator can do where these (surface, name) cannot be used together: which
+        distribution to uninstall, or which value of the allowlist leaves it out."""
+        from pegboard.plugins.clashes import Remedies  # only errors need it
+
+        remedies = Remedies(self.allowlist, self._first_party)
+        remedies.candidates = self._candidates
+        return remedies.of_sources({self.registry(s).provenance(name) for s, name in things})
 
     def left_out(self, surface: str) -> str:
         """Sentences on installed plugins of this surface that did not load, e.g. because of the
@@ -133,10 +156,12 @@ class Board:
     def check_lock(self, path: str) -> None:
         """Raise `PluginError` unless the admitted plugins are those of the lock at `path`, and
         `ConfigError` if that is none."""
+        from pegboard.plugins.admission import Admission
+        from pegboard.plugins.discover import Discovery
         from pegboard.plugins.lock import enforce_lock  # few runs have one
 
-        admitted = [c for c in self._candidates if self.allowlist.admits(c)]
-        enforce_lock(path, admitted, self._search_path)
+        admission = Admission(Discovery(self._candidates), self.allowlist)
+        enforce_lock(path, admission, self._search_path)
 
     def report(self, used: Used | None = None) -> list[dict[str, Any]]:
         """One row of plain values for the core and for each plugin found: what is installed, what

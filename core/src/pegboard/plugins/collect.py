@@ -11,8 +11,9 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from inspect import isroutine
-from types import MappingProxyType, ModuleType
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from types import FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import attrs
@@ -20,16 +21,17 @@ import pluggy
 
 from pegboard.api.context import PluginContext
 from pegboard.api.descriptor import Descriptor, LazyRef
+from pegboard.api.foreign import ADOPT_HOOK, ForeignPlugin
 from pegboard.api.hooks import HOOK_SURFACES, SETTINGS_HOOK, Hooks
 from pegboard.errors import PluginError
 from pegboard.plugins.conduct import Observed
 from pegboard.plugins.nearest import nearest
 from pegboard.plugins.settings import build_settings
 
-__all__ = ["DESCRIPTOR_TYPES", "Offer", "collect"]
+__all__ = ["DESCRIPTOR_TYPES", "Offer", "ToImport", "collect", "collect_adopted"]
 
 PROJECT = "pegboard"
-HOOKS = (*HOOK_SURFACES, SETTINGS_HOOK)
+HOOKS = (*HOOK_SURFACES, SETTINGS_HOOK, ADOPT_HOOK)
 
 DESCRIPTOR_TYPES = MappingProxyType(
     {
@@ -68,8 +70,28 @@ class Offer(NamedTuple, Generic[T]):
     seen: Observed
 
 
+class ToImport(NamedTuple):
+    """A module that is not imported yet, or may be."""
+
+    name: str
+    spec: ModuleSpec | None
+    """Where it was found a moment ago; None: look for it as usual."""
+
+    def load(self) -> ModuleType:
+        """The module; raises what importing it does."""
+        if self.spec is None or self.spec.loader is None:
+            return importlib.import_module(self.name)
+        module = sys.modules[self.name] = module_from_spec(self.spec)
+        try:
+            self.spec.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(self.name, None)
+            raise
+        return sys.modules[self.name]
+
+
 def collect(
-    module_name: str,
+    to_import: ToImport,
     declared: Mapping[str, int],
     ctx: PluginContext,
     given: Mapping[str, Any] | None,
@@ -82,15 +104,61 @@ def collect(
     Raises `PluginError` for a broken rule, `SettingsError` for settings that are not allowed and
     whatever `accept` and the plugin itself raise, `SystemExit` included.
     """
+    module_name = to_import.name
     with _imports_undone_on_error(module_name), watching as seen:
-        module = importlib.import_module(module_name)
+        module = to_import.load()
         callers = _hook_callers(module, module_name)
         _check_declared(callers, declared)
         settings = build_settings(_settings_class(callers, ctx), ctx.plugin_id, given)
-        ctx = attrs.evolve(ctx, settings=settings)
-        asked = (caller for caller in callers if caller.name != SETTINGS_HOOK)
+        if settings is not None:
+            ctx = attrs.evolve(ctx, settings=settings)
+        asked = (caller for caller in callers if caller.name in HOOK_SURFACES)
         accepted = accept([pair for caller in asked for pair in _call(caller, ctx)])
     return Offer(accepted, settings, seen)
+
+
+def collect_adopted(
+    adopter: str,
+    group: str,
+    value: str,
+    declared: Mapping[str, int],
+    ctx: PluginContext,
+    given: Mapping[str, Any] | None,
+    watching: AbstractContextManager[Observed],
+    accept: Callable[[list[tuple[str, Descriptor]]], T],
+) -> Offer[T]:
+    """As `collect`, for a plugin that was made for another program: the module `adopter`, which is
+    loaded, is asked for what stands for it. `group` and `value` are those of its entry point; it
+    has no settings.
+
+    Raises also `NotAdoptedError`.
+    """
+    with _imports_undone_on_error(value.partition(":")[0]), watching as seen:
+        callers = _hook_callers(importlib.import_module(adopter), adopter)
+        build_settings(None, ctx.plugin_id, given)
+        asked = next((c for c in callers if c.name == ADOPT_HOOK), None)
+        if asked is None:
+            raise PluginError(f"module {adopter!r}, which is to run it, has no hook {ADOPT_HOOK!r}")
+        plugin = ForeignPlugin(ctx.plugin_id, group, value, ctx.distribution, ctx.version)
+        pairs = [
+            (_surface_of(item, declared), item)
+            for answer in asked(ctx=ctx, plugin=plugin)
+            for item in answer
+        ]
+        accepted = accept(pairs)
+    return Offer(accepted, None, seen)
+
+
+def _surface_of(item: Any, declared: Mapping[str, int]) -> str:
+    """The surface of a descriptor, one of those that the adopter declares."""
+    for surface in declared:
+        if isinstance(item, LazyRef(DESCRIPTOR_TYPES[surface]).load()):
+            _checked(item, surface, ADOPT_HOOK)
+            return surface
+    raise PluginError(
+        f"hook {ADOPT_HOOK!r} must return descriptors of the surfaces that PEGBOARD_API declares "
+        f"({', '.join(declared)}), one was {_kind(item)}"
+    )
 
 
 def _settings_class(callers: Iterable[pluggy.HookCaller], ctx: PluginContext) -> Any:
@@ -116,14 +184,16 @@ def _imports_undone_on_error(module_name: str) -> Iterator[None]:
 
 def _hook_callers(module: ModuleType, module_name: str) -> list[pluggy.HookCaller]:
     """Register with a manager of its own, so that every finding belongs to this plugin."""
+    marked = _marked(module)
     manager = _Manager(PROJECT)
-    manager.add_hookspecs(_specifications(module))
+    manager.add_hookspecs(_specifications(marked))
     _check_unmarked(module, module_name)
+    _check_arguments(marked, module_name)
     try:
-        manager.register(module, module_name)
+        manager.register(marked, module_name)
     except pluggy.PluginValidationError as error:
         raise PluginError(_one_line(str(error))) from error
-    callers = manager.get_hookcallers(module) or []
+    callers = manager.get_hookcallers(marked) or []
     for caller in callers:
         _check_known(caller)
     if not callers:
@@ -138,19 +208,39 @@ class _Manager(pluggy.PluginManager):
     """Looks at what stands in plain namespaces, which takes a fraction of the time."""
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        value = vars(plugin).get(name)
-        return getattr(value, f"{PROJECT}_impl", None) if isroutine(value) else None
+        return getattr(vars(plugin).get(name), f"{PROJECT}_impl", None)
 
     def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
         return getattr(vars(module_or_class).get(name), f"{PROJECT}_spec", None)
 
 
-def _specifications(module: ModuleType) -> ModuleType:
+def _marked(module: ModuleType) -> ModuleType:
+    """What of the module is marked as a hook, which is all that pluggy has to look at."""
+    found = ModuleType(module.__name__)
+    vars(found).update(
+        (name, value)
+        for name, value in vars(module).items()
+        if isinstance(value, (FunctionType, MethodType))
+        and isinstance(getattr(value, f"{PROJECT}_impl", None), dict)
+    )
+    return found
+
+
+def _hook_of(name: str, function: Any) -> str:
+    """Which hook a marked function implements."""
+    return str(getattr(function, f"{PROJECT}_impl").get("specname") or name)
+
+
+def _hooks(marked: ModuleType) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(marked).items():
+        if hasattr(value, f"{PROJECT}_impl"):
+            yield _hook_of(name, value), value
+
+
+def _specifications(marked: ModuleType) -> ModuleType:
     """Those of the hooks that the module has, and one more, for none would be an error of pluggy:
     it takes a while to read them all."""
-    routines = [(name, value) for name, value in vars(module).items() if isroutine(value)]
-    marks = ((name, getattr(value, f"{PROJECT}_impl", None)) for name, value in routines)
-    named = {mark.get("specname") or name for name, mark in marks if isinstance(mark, dict)}
+    named = {hook for hook, _ in _hooks(marked)}
     found = ModuleType("specifications")
     vars(found).update(
         (name, getattr(Hooks, name)) for name in {*named & set(HOOKS), SETTINGS_HOOK}
@@ -165,6 +255,30 @@ def _check_unmarked(module: ModuleType, module_name: str) -> None:
             raise PluginError(
                 f"function {name!r} of module {module_name!r} is not marked with @hookimpl"
             )
+
+
+def _check_arguments(marked: ModuleType, module_name: str) -> None:
+    """A hook takes some of the arguments that its specification has; others must have defaults."""
+    for hook, value in _hooks(marked):
+        if hook not in HOOKS or not isinstance(value, FunctionType):
+            continue
+        given = _needed(getattr(Hooks, hook))[1:]
+        unknown = [argument for argument in _needed(value) if argument not in given]
+        if unknown:
+            words = "the argument" if len(unknown) == 1 else "the arguments"
+            raise PluginError(
+                f"hook {hook!r} of module {module_name!r} wants {words} "
+                f"{', '.join(map(repr, unknown))}, which it is not given; it may take "
+                f"{', '.join(map(repr, given))}, or none"
+            )
+
+
+def _needed(function: FunctionType) -> list[str]:
+    """Names of the arguments that it cannot be called without."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    positional = code.co_varnames[: code.co_argcount - len(defaults)]
+    by_keyword = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    return [*positional, *(n for n in by_keyword if n not in (function.__kwdefaults__ or {}))]
 
 
 def _check_known(caller: pluggy.HookCaller) -> None:

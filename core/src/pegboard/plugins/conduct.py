@@ -78,6 +78,8 @@ class Conduct:
         self._noted = False
         self._setters: dict[str, Provenance] = {}
         """Of environment variables."""
+        self._environments: dict[Provenance, Environment] = {}
+        """How they were before those who set any."""
 
     @contextlib.contextmanager
     def timing(self) -> Iterator[Observed]:
@@ -130,6 +132,16 @@ class Conduct:
                     f"and {plugin} ({plugin.entry_point})"
                 )
         self._setters.update(dict.fromkeys(names, plugin))
+        if names:
+            self._environments[plugin] = environment
+
+    def forget(self, plugin: Provenance) -> None:
+        """Put back the environment variables that this plugin set, and nobody before it."""
+        names = [name for name, setter in self._setters.items() if setter == plugin]
+        if plugin in self._environments:
+            self._environments.pop(plugin).put_back(names)
+        for name in names:
+            del self._setters[name]
 
     @contextlib.contextmanager
     def building(self, plugins: Mapping[str, str]) -> Iterator[None]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Mapping
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import attrs
@@ -24,7 +25,16 @@ from pegboard.errors import PluginError
 from pegboard.plugins.modules import parse_module
 from pegboard.plugins.plain import only_declares
 
-__all__ = ["LEVELS", "Declaration", "IncompatibleError", "check_override", "read_declaration"]
+__all__ = [
+    "LEVELS",
+    "OVERRIDE",
+    "Declaration",
+    "IncompatibleError",
+    "check_override",
+    "is_fixed",
+    "levels_that_run",
+    "read_declaration",
+]
 
 LEVELS = "PEGBOARD_API"
 ORDER = "PEGBOARD_ORDER"
@@ -33,6 +43,10 @@ PROCESSES = "PEGBOARD_PROCESSES"
 
 _FIXED = ("command", "scheduler")
 """Surfaces in which the core's own never give way: they are used without looking at the board."""
+
+
+_SHOWN = 60
+"""Characters of what somebody wrote."""
 
 
 class IncompatibleError(PluginError):
@@ -48,6 +62,8 @@ class Declaration:
     """API level by surface, sorted."""
     plain: bool
     """Nothing but declarations stands in it, and in no package that is imported before it."""
+    spec: ModuleSpec = attrs.field(repr=False)
+    """Where the module was found."""
     _found: Mapping[str, ast.expr] = attrs.field(repr=False)
 
     def order(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -92,10 +108,10 @@ def read_declaration(module: str) -> Declaration:
     Raises `PluginError` if the source cannot be read, `IncompatibleError` if the levels are missing
     or malformed.
     """
-    tree = parse_module(module)
+    tree, spec = parse_module(module)
     found = _assigned(tree)
     plain = "." not in module and only_declares(tree)
-    return Declaration(module, _levels(module, found), plain, found)
+    return Declaration(module, _levels(module, found), plain, spec, found)
 
 
 def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
@@ -117,27 +133,58 @@ def _literal(node: ast.expr) -> Any:
         return None
 
 
+def levels_that_run(surface: str, supported: Mapping[str, int] = API_LEVELS) -> str:
+    """In words, what the core runs of a surface: its own level and the one before."""
+    ours = supported[surface]
+    return f"levels {ours - 1} and {ours}" if ours else "level 0"
+
+
 def _levels(module: str, found: Mapping[str, ast.expr]) -> Mapping[str, int]:
     if LEVELS not in found:
         raise IncompatibleError(
             f"module {module!r} declares no API level; add a line such as {LEVELS} = {_example()} "
             f"naming the surfaces it registers into"
         )
-    levels = _literal(found[LEVELS])
-    if not _well_formed(levels):
+    try:
+        levels = ast.literal_eval(found[LEVELS])
+    except (ValueError, TypeError):
         raise IncompatibleError(
-            f"{LEVELS} in module {module!r} must be a literal such as {_example()}: "
-            f"a non-empty dict of surface name to whole number"
-        )
+            f"{_where(module)} is {_shown(found[LEVELS])}, which has to be run to be known; "
+            f"{_rule()}"
+        ) from None
+    if not isinstance(levels, dict) or not levels:
+        raise IncompatibleError(f"{_where(module)} is {levels!r}; {_rule()}")
+    for surface, level in levels.items():
+        if type(surface) is not str:
+            raise IncompatibleError(f"{_where(module)} has the key {surface!r}; {_rule()}")
+        if type(level) is not int or level < 0:
+            runs = f"; this core runs {levels_that_run(surface)}" if surface in API_LEVELS else ""
+            raise IncompatibleError(
+                f"{_where(module)} has {level!r} as the level of {surface!r}; a level is a whole "
+                f"number, 0 or above{runs}"
+            )
     return dict(sorted(levels.items()))
 
 
-def _well_formed(levels: object) -> bool:
+def _where(module: str) -> str:
+    return f"{LEVELS} in module {module!r}"
+
+
+def _rule() -> str:
+    """What the declaration must be, and what may stand there now."""
+    by_level: dict[str, list[str]] = {}
+    for surface in sorted(API_LEVELS):
+        by_level.setdefault(levels_that_run(surface), []).append(surface)
+    runs = "; ".join(f"{levels} of {', '.join(names)}" for levels, names in by_level.items())
     return (
-        isinstance(levels, dict)
-        and bool(levels)
-        and all(type(k) is str and type(v) is int and v >= 0 for k, v in levels.items())
+        f"it must be a literal such as {_example()}, a dict of surface name to level. This core "
+        f"runs {runs}"
     )
+
+
+def _shown(node: ast.expr) -> str:
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _example() -> str:
@@ -146,6 +193,11 @@ def _example() -> str:
 
 def _texts(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(type(item) is str and item for item in value)
+
+
+def is_fixed(surface: str) -> bool:
+    """Whether nobody can override what the core has in this surface."""
+    return surface in _FIXED
 
 
 def check_override(override: Mapping[str, Collection[str]], core: Collection[Any]) -> None:

@@ -27,7 +27,14 @@ from pegboard.plugins.scan import Metadata, MetadataFolder, headers, scan
 __all__ = ["SLOW_IMPORT", "Check", "Finding", "Report", "examine"]
 
 Check = Literal[
-    "allowlist", "metadata", "api level", "loading", "requirements", "imports", "import time"
+    "allowlist",
+    "metadata",
+    "entry points",
+    "api level",
+    "loading",
+    "requirements",
+    "imports",
+    "import time",
 ]
 
 SLOW_IMPORT = 1.0
@@ -90,6 +97,7 @@ def examine(
     findings = [
         *_allowlist(admission, search_path),
         *_metadata(admission, search_path),
+        *(Finding("warning", "entry points", stray) for stray in admission.found.strays),
         *_records(board),
         *_requirements(admission.admitted, search_path),
         *_imports(board, timeout),

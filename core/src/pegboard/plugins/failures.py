@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pegboard.errors import PegboardError, PluginError
 from pegboard.plugins.allowlist import VARIABLE
 from pegboard.plugins.record import Candidate, PluginRecord
 
-__all__ = ["REMEDY", "check_value", "name_clash", "notice_of", "reason_of", "used_twice"]
-
-REMEDY = f"uninstall one of them or leave one out with {VARIABLE}"
+__all__ = ["check_value", "name_clash", "notice_of", "reason_of", "used_twice"]
 
 
 def used_twice(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]]:
@@ -24,7 +22,7 @@ def used_twice(candidates: Iterable[Candidate]) -> dict[str, list[Candidate]]:
 
 def name_clash(users: Sequence[Candidate]) -> str:
     """For an id that several plugins have."""
-    return f"the plugin name {users[0].id!r} is used by {' and '.join(map(str, users))}; {REMEDY}"
+    return f"the plugin name {users[0].id!r} is used by {' and '.join(map(str, users))}"
 
 
 def check_value(candidate: Candidate) -> None:
@@ -53,8 +51,9 @@ def _text(error: BaseException) -> str:
         return ""
 
 
-def notice_of(record: PluginRecord) -> str:
-    """For the operator: which plugin did not load, why, and what to do about it."""
+def notice_of(record: PluginRecord, setting: Callable[[], str]) -> str:
+    """For the operator: which plugin did not load, why, and what to do about it; `setting` makes
+    the text that leaves it out."""
     told = record.state == "incompatible" or VARIABLE in record.reason
-    remedy = "" if told else f"; mend or upgrade it, or leave it out with {VARIABLE}"
+    remedy = "" if told else f"; mend or upgrade it, or leave it out with {setting()}"
     return f"{record} is {record.state}: {record.reason}{remedy}"

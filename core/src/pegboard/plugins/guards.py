@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 __all__ = ["DefaultDtype", "Environment", "Guard", "Handlers", "Modules", "Threads", "Warnings"]
@@ -156,11 +156,15 @@ class Environment:
             yield from sorted(n for n in names if now.get(n) != self._before.get(n))
 
     def undo(self) -> None:
-        for name in list(self.changes()):
+        self.put_back(list(self.changes()))
+
+    def put_back(self, names: Iterable[str]) -> None:
+        """Of these variables, what they were."""
+        for name in names:
             if name in self._before:
                 os.environ[name] = self._before[name]
             else:
-                del os.environ[name]
+                os.environ.pop(name, None)
 
 
 class Threads:

@@ -20,7 +20,10 @@ from pegboard.plugins.discover import distribution_name
 from pegboard.plugins.modules import find_module
 from pegboard.plugins.scan import Metadata, MetadataFolder, headers, scan
 
-__all__ = ["Installed", "find_installed", "is_editable"]
+__all__ = ["EDITABLE", "Installed", "find_installed", "is_editable"]
+
+EDITABLE = "editable install, whose files are those of a source folder"
+"""One of the problems."""
 
 _UNLOCKED = ("__pycache__",)
 _METADATA = (".dist-info", ".egg-info", ".data")
@@ -46,7 +49,7 @@ class Installed:
     def problem(self) -> str:
         """Why its files cannot be told for sure, or empty."""
         if self.editable:
-            return "editable install, whose files are those of a source folder"
+            return EDITABLE
         if self.folder is None or self.listed is None:
             return "no list of installed files (RECORD)"
         return ""
@@ -130,13 +133,16 @@ class Installed:
 
 
 def find_installed(
-    names: Collection[str], search_path: Sequence[str] | None = None
+    names: Collection[str],
+    search_path: Sequence[str] | None = None,
+    groups: Collection[str] = (),
 ) -> Mapping[str, Installed]:
     """The distributions of these names, in normal form, as discovery takes them: the first on the
-    path that has plugins."""
+    path that has plugins, of our groups or of these further ones."""
     found: dict[str, Installed] = {}
     for metadata in scan(search_path):
-        if "pegboard." not in (metadata.read_text("entry_points.txt") or ""):
+        text = metadata.read_text("entry_points.txt") or ""
+        if not any(group in text for group in ("pegboard.", *groups)):
             continue
         name = distribution_name(metadata)
         if name is not None and name in names and name not in found:

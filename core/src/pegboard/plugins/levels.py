@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 from pegboard.api.levels import API_LEVELS
-from pegboard.plugins.declared import LEVELS, IncompatibleError
+from pegboard.plugins.declared import LEVELS, IncompatibleError, levels_that_run
 from pegboard.plugins.nearest import nearest
 from pegboard.plugins.record import CORE_DISTRIBUTION, Candidate, normal_form
 
@@ -53,15 +53,14 @@ def _check_level(
     ours = supported[surface]
     if level > ours:
         raise IncompatibleError(
-            f"it needs level {level} of the {surface!r} API, this core has {ours}: upgrade "
-            f"{CORE_DISTRIBUTION}, "
-            f"or install an older {candidate.distribution}"
+            f"it needs level {level} of the {surface!r} API, this core runs "
+            f"{levels_that_run(surface, supported)}: upgrade {CORE_DISTRIBUTION}, or install an "
+            f"older {candidate.distribution}"
         )
     if level < ours - 1:
         raise IncompatibleError(
-            f"it is written for level {level} of the {surface!r} API, this core runs {ours - 1} "
-            f"and {ours}: "
-            f"upgrade {candidate.distribution}"
+            f"it is written for level {level} of the {surface!r} API, this core runs "
+            f"{levels_that_run(surface, supported)}: upgrade {candidate.distribution}"
         )
 
 
@@ -85,6 +84,8 @@ def _check_pin(candidate: Candidate, core_version: str) -> tuple[str, ...]:
 
 def _core_pin(requirement: str) -> str | None:
     """The version in an unconditional ``pegboard-core==X``, else None."""
+    if "core" not in requirement.lower():  # most are for something else
+        return None
     text, _, marker = requirement.partition(";")
     match = re.match(
         r"\s*([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*\(?\s*==\s*([^\s,)*=]+)\s*\)?\s*$", text
@@ -100,4 +101,4 @@ def _same_version(one: str, other: str) -> bool:
     def plain(version: str) -> str:
         return re.sub(r"(\.0)+$", "", version.lower().partition("+")[0])
 
-    return plain(one) == plain(other)
+    return one == other or plain(one) == plain(other)

@@ -82,13 +82,14 @@ def build_board(
     if policy.strict and unmatched:
         raise ConfigError(". ".join(unmatched))
     check_plugin_ids(policy.plugin_config, (c.id for c in found.candidates))
-    loader = Loader(role, policy, allowlist, plan, surfaces)
+    loader = Loader(role, policy, allowlist, plan, surfaces, read_first_party)
     loader.register_core([*core_descriptors(), *extra])
     with _without_collections():
         loader.load_all(found.candidates)
     if policy.strict:
         loader.raise_failures()
-    notices = (*unmatched, *allowlist.stranger_notices(found.candidates), *found.notices)
+    strangers = allowlist.stranger_notices(found.candidates)
+    notices = (*unmatched, *strangers, *found.notices, *found.strays)
     return loader.board(notices, read_first_party, found, search_path)
 
 

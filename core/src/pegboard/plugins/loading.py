@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 
 import attrs
@@ -13,16 +13,18 @@ import attrs
 from pegboard.__about__ import __version__
 from pegboard.api.context import PluginContext, ProcessRole
 from pegboard.api.descriptor import Descriptor
+from pegboard.api.foreign import NotAdoptedError
 from pegboard.api.levels import API_LEVELS
 from pegboard.api.metrics import MetricSet, PluginMetrics
 from pegboard.errors import DuplicateError, PluginError
+from pegboard.plugins.accepting import Accepted, accept, accept_first
 from pegboard.plugins.allowlist import Allowlist
 from pegboard.plugins.board import Board
+from pegboard.plugins.clashes import Remedies
 from pegboard.plugins.conduct import Conduct
 from pegboard.plugins.declared import check_override, read_declaration
 from pegboard.plugins.discover import Discovery
 from pegboard.plugins.failures import (
-    REMEDY,
     check_value,
     name_clash,
     notice_of,
@@ -31,6 +33,7 @@ from pegboard.plugins.failures import (
 )
 from pegboard.plugins.first_party import FirstParty
 from pegboard.plugins.levels import IncompatibleError, check_levels
+from pegboard.plugins.modules import forget_module
 from pegboard.plugins.order import load_order
 from pegboard.plugins.plan import PluginPlan
 from pegboard.plugins.policy import LoadPolicy
@@ -39,9 +42,8 @@ from pegboard.plugins.record import (
     Candidate,
     PluginRecord,
     PluginState,
-    Registration,
 )
-from pegboard.plugins.registry import Clash, ClashError, Entry, Provenance, Registry
+from pegboard.plugins.registry import ClashError, Provenance, Registry
 from pegboard.plugins.settings import SettingsError
 from pegboard.plugins.shadow import shadowed
 
@@ -53,19 +55,11 @@ class _Waiting(NamedTuple):
 
     candidate: Candidate
     levels: Mapping[str, int]
-    plain: bool
+    plain: ModuleSpec | None
     order: tuple[Sequence[str], Sequence[str]]
     override: Mapping[str, frozenset[str]]
     processes: tuple[ProcessRole, ...]
     notes: tuple[str, ...]
-
-
-class _Accepted(NamedTuple):
-    """What a plugin offers, ready to be put on the board."""
-
-    registries: dict[str, Registry[Any]]
-    """Those that change, by surface."""
-    registered: tuple[Registration, ...]
 
 
 class Loader:
@@ -78,6 +72,7 @@ class Loader:
         allowlist: Allowlist,
         plan: PluginPlan | None,
         surfaces: Collection[str] | None,
+        first_party: Callable[[], Sequence[FirstParty]],
     ) -> None:
         self._roles = {role} if isinstance(role, str) else set(role)
         self._policy = policy
@@ -88,10 +83,17 @@ class Loader:
         self._metrics = MetricSet()
         self._surfaces = surfaces
         self._registries: dict[str, Registry[Any]] = {s: Registry(s) for s in sorted(API_LEVELS)}
+        self._left_alone: dict[str, None] = {}
+        """Why plugins of other programs are not run; each reason is told once."""
         self._contested: dict[tuple[str, str], str] = {}
         self._records: list[PluginRecord] = []
         """Those that were loaded in their order, among others."""
-        self._errors: list[tuple[PluginRecord, BaseException]] = []
+        self._errors: list[tuple[str, BaseException]] = []
+        """Each with what is told of it."""
+        self._remedies = Remedies(allowlist, first_party)
+        self._shared: set[str] = set()
+        """Ids that more than one has."""
+        self._found: dict[Provenance, Candidate] = {}
         self._core = PluginRecord(
             "core",
             "",
@@ -104,11 +106,13 @@ class Loader:
 
     def register_core(self, pairs: Sequence[tuple[str, Descriptor]]) -> None:
         source = Provenance(CORE_DISTRIBUTION, __version__, "core", "")
-        accepted = self._accept(pairs, source, {})
+        accepted = accept(self._registries, pairs, source, {})
         self._registries.update(accepted.registries)
         self._core = attrs.evolve(self._core, registered=accepted.registered)
 
     def load_all(self, candidates: Sequence[Candidate]) -> None:
+        self._remedies.candidates = candidates
+        self._shared = set(used_twice(candidates))
         admitted = [c for c in candidates if self._allowlist.admits(c)]
         if self._plan is not None:
             self._plan.check_found(admitted)
@@ -120,7 +124,7 @@ class Loader:
             elif self._planned_to_fail(candidate):
                 continue
             elif candidate.id in twice:
-                self._fail(candidate, (), DuplicateError(name_clash(twice[candidate.id])))
+                self._fail(candidate, (), self._twins(twice[candidate.id]))
             else:
                 waiting += self._read(candidate)
         for one in self._ordered(waiting):
@@ -131,10 +135,13 @@ class Loader:
         if self._plan is not None:
             self._plan.check_loaded(self._records)
 
+    def _twins(self, users: Sequence[Candidate]) -> DuplicateError:
+        return DuplicateError(f"{name_clash(users)}; {self._remedies.of_twins(users)}")
+
     def raise_failures(self) -> None:
         """Strict mode: one error for all failures."""
         if self._errors:
-            listing = "; ".join(notice_of(record) for record, _ in self._errors)
+            listing = "; ".join(notice for notice, _ in self._errors)
             raise PluginError(f"strict mode refuses to start: {listing}") from self._errors[0][1]
 
     def board(
@@ -148,14 +155,14 @@ class Loader:
         config = self._policy.plugin_config
         plan = PluginPlan.of(records, self._allowlist.value, config, search_path)
         records.sort(key=lambda record: (record.group, record.id, record.distribution))
-        failures = (f"plugin {notice_of(record)}" for record, _ in self._errors)
+        failures = (f"plugin {notice}" for notice, _ in self._errors)
         notes = (f"plugin {r}: {note}" for r in records for note in r.notes)
         return Board(
             plugins=tuple(records),
             plan=plan,
             core=self._core,
             allowlist=self._allowlist,
-            notices=(*notices, *failures, *notes),
+            notices=(*notices, *self._left_alone, *failures, *notes),
             registries=self._registries,
             contested=self._contested,
             settings=self._settings,
@@ -172,12 +179,10 @@ class Loader:
         its source is looked at, never imported.
         """
         try:
-            surfaces = tuple(read_declaration(candidate.value).levels)
+            surfaces = tuple(read_declaration((candidate.adopter or candidate).value).levels)
         except Exception:  # it is not going to load: nothing about it may stop the others
             surfaces = ()
-        by = self._allowlist.leaving_out(candidate)
-        assert by is not None, "only what is left out is blocked"
-        reason = f"{by.name}={by.value!r} leaves it out: add {candidate.id!r} to it"
+        reason = self._allowlist.why_left_out(candidate, self._shared)
         self._records.append(_record(candidate, "blocked", reason, surfaces))
 
     def _planned_to_fail(self, candidate: Candidate) -> bool:
@@ -191,6 +196,8 @@ class Loader:
 
     def _read(self, candidate: Candidate) -> list[_Waiting]:
         """What a plugin declares, nothing of it imported; empty if it cannot or shall not load."""
+        if candidate.adopter is not None:
+            return self._read_adopted(candidate, candidate.adopter)
         levels: Mapping[str, int] = {}
         try:
             check_value(candidate)
@@ -202,17 +209,34 @@ class Loader:
             override = declared.override()
             check_override(override, self._core.registered)
             order, processes = declared.order(), declared.processes()
-            plain = declared.plain
+            plain = declared.spec if declared.plain else None
             return [_Waiting(candidate, levels, plain, order, override, processes, notes)]
         except Exception as error:
             self._fail(candidate, tuple(levels), error)
             return []
 
+    def _read_adopted(self, candidate: Candidate, adopter: Candidate) -> list[_Waiting]:
+        """What holds for a plugin of another program is what its adopter declares; whether that
+        one loads is seen when its turn is over."""
+        try:
+            declared = read_declaration(adopter.value)
+            if self._surfaces is not None and not set(self._surfaces) & set(declared.levels):
+                return []
+            order = (), (adopter.id,)
+            processes = declared.processes()
+            return [_Waiting(candidate, declared.levels, None, order, {}, processes, ())]
+        except Exception:
+            reason = f"{adopter}, which runs plugins of this group, cannot be loaded"
+            self._fail(candidate, (), PluginError(reason))
+            return []
+
     def _leave_unused(self, waiting: _Waiting) -> None:
         names, here = " or ".join(waiting.processes), " and ".join(sorted(self._roles))
         reason = f"it is for {names} processes, this one is {here}"
-        record = _record(waiting.candidate, "unused", reason, tuple(waiting.levels))
-        self._records.append(attrs.evolve(record, processes=waiting.processes))
+        levels = tuple(waiting.levels)
+        self._records.append(
+            _record(waiting.candidate, "unused", reason, levels, processes=waiting.processes)
+        )
 
     def _ordered(self, waiting: Sequence[_Waiting]) -> Iterable[_Waiting]:
         """In the order of the plan, else in that which they ask for; those on a cycle fail."""
@@ -232,6 +256,8 @@ class Loader:
             self._import(waiting)
         except KeyboardInterrupt:
             raise
+        except NotAdoptedError as error:
+            self._leave_alone(waiting, error)
         except SettingsError as error:
             if candidate.id in self._policy.plugin_config:
                 raise  # the operator's mistake, not the plugin's
@@ -239,8 +265,17 @@ class Loader:
         except BaseException as error:
             self._fail(candidate, tuple(waiting.levels), error)
 
+    def _leave_alone(self, waiting: _Waiting, why: NotAdoptedError) -> None:
+        reason = reason_of(why)
+        self._left_alone[reason] = None
+        self._records.append(_record(waiting.candidate, "unused", reason, tuple(waiting.levels)))
+
+    def _check_adopter(self, adopter: Candidate) -> None:
+        if not any(r.state == "ready" and str(r) == str(adopter) for r in self._records):
+            raise PluginError(f"{adopter}, which runs plugins of this group, did not load")
+
     def _import(self, waiting: _Waiting) -> None:
-        from pegboard.plugins.collect import collect  # pluggy: only when there is a plugin to ask
+        from pegboard.plugins import collect  # pluggy: only when there is a plugin to ask
 
         candidate = waiting.candidate
         context = PluginContext(
@@ -255,18 +290,33 @@ class Loader:
         source = Provenance(
             candidate.distribution, candidate.version, candidate.id, candidate.group
         )
-        accept = partial(self._accept, source=source, override=waiting.override)
-        harmless = waiting.plain and candidate.value not in sys.modules
-        watching = self._conduct.timing() if harmless else self._conduct.watching(source)
-        accepted, settings, seen = collect(
-            candidate.value, waiting.levels, context, given, watching, accept
+        self._found[source] = candidate
+        judge = partial(
+            accept_first,
+            self._registries,
+            source=source,
+            override=waiting.override,
+            remedies=self._remedies,
         )
+        spec = None if candidate.value in sys.modules else waiting.plain
+        watching = self._conduct.watching(source) if spec is None else self._conduct.timing()
+        asked: tuple[Any, ...] = (waiting.levels, context, given, watching, judge)
+        if candidate.adopter is not None:
+            self._check_adopter(candidate.adopter)
+            adopter, place = candidate.adopter.value, (candidate.group, candidate.value)
+            accepted, settings, seen = collect.collect_adopted(adopter, *place, *asked)
+        else:
+            module = collect.ToImport(candidate.value, spec)
+            accepted, settings, seen = collect.collect(module, *asked)
+        self._roll_back(accepted)
         self._registries.update(accepted.registries)
         self._settings[source] = settings
-        record = _record(candidate, "ready", "", tuple(waiting.levels))
         self._records.append(
-            attrs.evolve(
-                record,
+            _record(
+                candidate,
+                "ready",
+                "",
+                tuple(waiting.levels),
                 registered=accepted.registered,
                 import_seconds=seen.seconds,
                 notes=(*waiting.notes, *seen.notes),
@@ -274,42 +324,44 @@ class Loader:
             )
         )
 
-    def _accept(
-        self,
-        pairs: Sequence[tuple[str, Descriptor]],
-        source: Provenance,
-        override: Mapping[str, frozenset[str]],
-    ) -> _Accepted:
-        """What the registries become with all pairs. Changes nothing; raises `ClashError` if a key
-        is taken."""
-        by_surface: dict[str, list[Entry[Any]]] = defaultdict(list)
-        done = []
-        for surface, descriptor in pairs:
-            entry = Entry(descriptor, source, override.get(surface, frozenset()))
-            by_surface[surface].append(entry)
-            done.append(Registration(surface, *entry.name_and_claims))
-        extended, clashes = {}, list[Clash]()
-        for surface, entries in by_surface.items():
-            try:
-                extended[surface] = self._registries[surface].extended(entries)
-            except ClashError as error:
-                clashes += error.clashes
-        if clashes:
-            raise ClashError(clashes)
-        return _Accepted(extended, tuple(done))
+    def _roll_back(self, accepted: Accepted) -> None:
+        """Take those off that make room for what is accepted."""
+        if not accepted.going:
+            return
+        for record in [r for r in self._records if _source(r) in accepted.going]:
+            source = _source(record)
+            self._records.remove(record)
+            del self._settings[source]
+            self._conduct.forget(source)
+            forget_module(record.module.partition(":")[0])
+            own = [c for c in accepted.clashes if source in (c.first, c.second)]
+            self._fail(self._found[source], record.surfaces, ClashError(own))
 
     def _fail(self, candidate: Candidate, surfaces: tuple[str, ...], error: BaseException) -> None:
         state: PluginState = "incompatible" if isinstance(error, IncompatibleError) else "failed"
-        record = _record(candidate, state, reason_of(error), surfaces)
-        for clash in error.clashes if isinstance(error, ClashError) else ():
-            self._contested[clash.surface, clash.key] = f"{clash}; {REMEDY}"
+        reason = reason_of(error)
+        if isinstance(error, ClashError):
+            reason += self._remedies.after(error.clashes)
+            for clash in error.clashes:
+                told = f"{clash}{self._remedies.after([clash])}"
+                self._contested[clash.surface, clash.key] = told
+        record = _record(candidate, state, reason, surfaces)
         self._records.append(record)
-        self._errors.append((record, error))
+        notice = notice_of(record, lambda: self._remedies.setting_without(candidate))
+        self._errors.append((notice, error))
         self._metrics.forget(candidate.id)
 
 
+def _source(record: PluginRecord) -> Provenance:
+    return Provenance(record.distribution, record.version, record.id, record.group)
+
+
 def _record(
-    candidate: Candidate, state: PluginState, reason: str, surfaces: tuple[str, ...]
+    candidate: Candidate,
+    state: PluginState,
+    reason: str,
+    surfaces: tuple[str, ...],
+    **further: Any,
 ) -> PluginRecord:
     return PluginRecord(
         id=candidate.id,
@@ -320,4 +372,5 @@ def _record(
         state=state,
         reason=reason,
         surfaces=surfaces,
+        **further,
     )

@@ -18,10 +18,21 @@ import attrs
 
 from pegboard.__about__ import __version__
 from pegboard.errors import ConfigError, PluginError
-from pegboard.plugins.installed import Installed, find_installed
+from pegboard.plugins.admission import Admission
+from pegboard.plugins.first_party import read_first_party
+from pegboard.plugins.installed import EDITABLE, Installed, find_installed
 from pegboard.plugins.record import Candidate
 
-__all__ = ["DEFAULT_FILE", "Lock", "LockedPlugin", "differences", "enforce_lock", "make_lock"]
+__all__ = [
+    "DEFAULT_FILE",
+    "Lock",
+    "LockedPlugin",
+    "allowlist_hint",
+    "differences",
+    "enforce_lock",
+    "left_out",
+    "make_lock",
+]
 
 DEFAULT_FILE = "pegboard-plugins.lock"
 FORMAT = 1
@@ -108,7 +119,8 @@ def make_lock(admitted: Sequence[Candidate], search_path: Sequence[str] | None =
     without a list of files, one whose files are not all there, one that another hides.
     """
     modules = _modules(admitted)
-    installed = find_installed(modules.keys(), search_path)
+    groups = {candidate.group for candidate in admitted}
+    installed = find_installed(modules.keys(), search_path, groups)
     files = {name: installed[name].hashes(search_path=search_path) for name in sorted(installed)}
     problems: dict[str, list[str]] = defaultdict(list)
     for name, one in sorted(installed.items()):
@@ -116,23 +128,41 @@ def make_lock(admitted: Sequence[Candidate], search_path: Sequence[str] | None =
             problems[problem].append(f"{name} {one.version}")
     if problems:
         told = "; ".join(f"{', '.join(who)}: {problem}" for problem, who in problems.items())
-        raise PluginError(f"plugins cannot be locked: {told}")
+        ways = "".join(f". {way}" for way in _ways(problems))
+        raise PluginError(f"plugins cannot be locked: {told}{ways}")
     return Lock(__version__, tuple(map(_locked, admitted)), files)
 
 
-def enforce_lock(
-    path: str, admitted: Sequence[Candidate], search_path: Sequence[str] | None = None
-) -> None:
+def _ways(problems: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """What to do about installations that cannot be locked."""
+    editable = [who.split()[0] for who in problems.get(EDITABLE, ())]
+    if editable:
+        yield (
+            "Of editable installs build wheels and install those: 'make dist' in Pegboard's "
+            "sources, or 'pip wheel --no-deps --wheel-dir dist FOLDER' with each source folder; "
+            "then 'pip install --no-deps --force-reinstall --no-index --find-links dist "
+            f"{' '.join(editable)}'"
+        )
+    names = {
+        one.split()[0] for problem, who in problems.items() if problem != EDITABLE for one in who
+    }
+    if names:
+        yield f"Install {', '.join(sorted(names))} again, with 'pip install --force-reinstall'"
+
+
+def enforce_lock(path: str, admission: Admission, search_path: Sequence[str] | None = None) -> None:
     """Raise `PluginError` unless what would be imported is what the lock at `path` says."""
-    found = list(differences(Lock.read(path), admitted, search_path))
+    lock = Lock.read(path)
+    found = list(differences(lock, admission.admitted, search_path))
     if not found:
         return
     told = "; ".join(found[:_TOLD])
     more = f"; and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
-    raise PluginError(
-        f"installed plugins differ from plugins_lock={path!r}: {told}{more}. Install what was "
-        "locked, or look at the differences and write a new lock with 'pegboard plugins lock'"
+    way = allowlist_hint(lock, found, admission) or (
+        "Install what was locked, or look at the differences and write a new lock with 'pegboard "
+        "plugins lock'"
     )
+    raise PluginError(f"installed plugins differ from plugins_lock={path!r}: {told}{more}. {way}")
 
 
 def differences(
@@ -150,12 +180,36 @@ def differences(
         if plugin not in locked:
             yield f"plugin {plugin} is not in the lock"
     modules = _modules(admitted)
-    installed = find_installed({*lock.files, *modules}, search_path)
+    groups = {c.group for c in admitted} | {plugin.group for plugin in locked}
+    installed = find_installed({*lock.files, *modules}, search_path, groups)
     for name, hashes in sorted(lock.files.items()):
         if name not in installed:
             yield f"{name} is locked and not installed"
             continue
         yield from _file_differences(installed[name], hashes, modules.get(name, []), search_path)
+
+
+def allowlist_hint(lock: Lock, found: Sequence[str], admission: Admission) -> str:
+    """What to say where nothing differs but what may load: the value of the allowlist that mends
+    it. Empty where more differs."""
+    locked = set(lock.plugins)
+    further = [c for c in admission.admitted if _locked(c) not in locked]
+    if not further or len(further) < len(found):
+        return ""
+    own = {f.distribution for f in read_first_party()}
+    value = admission.allowlist.value_without(further, admission.found.candidates, own)
+    return (
+        f"What is locked is as it was, but more may load ({admission.allowlist.setting}). To load "
+        f"no more than that, set {admission.allowlist.typed(value)}; or write a new lock with "
+        "'pegboard plugins lock'"
+    )
+
+
+def left_out(lock: Lock, admission: Admission) -> list[Candidate]:
+    """Plugins of the lock that are installed and that the allowlist keeps from loading."""
+    locked = set(lock.plugins)
+    admitted = set(admission.admitted)
+    return [c for c in admission.found.candidates if _locked(c) in locked and c not in admitted]
 
 
 def _file_differences(

@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 
 from pegboard.errors import PluginError
 
-__all__ = ["find_module", "parse_module"]
+__all__ = ["find_module", "forget_module", "parse_module"]
 
 
 def find_module(name: str) -> ModuleSpec | None:
@@ -31,6 +31,13 @@ def find_module(name: str) -> ModuleSpec | None:
     return spec
 
 
+def forget_module(name: str) -> None:
+    """Unload a module with all that is below it, as if it was never imported."""
+    for one in [*sys.modules]:
+        if one == name or one.startswith(f"{name}."):
+            del sys.modules[one]
+
+
 def _ask_finders(name: str, path: list[str] | None) -> ModuleSpec | None:
     for finder in list(sys.meta_path):
         find_spec = getattr(finder, "find_spec", None)
@@ -40,8 +47,8 @@ def _ask_finders(name: str, path: list[str] | None) -> ModuleSpec | None:
     return None
 
 
-def parse_module(name: str) -> ast.Module:
-    """Syntax tree of a module that is not imported.
+def parse_module(name: str) -> tuple[ast.Module, ModuleSpec]:
+    """Syntax tree of a module that is not imported, and where it was found.
 
     Raises `PluginError` if the module or its source cannot be found, or does not parse.
     """
@@ -52,7 +59,7 @@ def parse_module(name: str) -> ast.Module:
         source = _source(spec)
         if source is None:
             raise PluginError(f"module {name!r} has no Python source to read its API level from")
-        return ast.parse(source, filename=spec.origin or name)
+        return ast.parse(source, filename=spec.origin or name), spec
     except (OSError, SyntaxError, ValueError, ImportError) as error:
         raise PluginError(f"source of module {name!r} cannot be read: {error}") from error
 

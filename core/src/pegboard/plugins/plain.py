@@ -9,6 +9,7 @@ fault: such a plugin is watched.
 from __future__ import annotations
 
 import ast
+from types import NoneType
 
 __all__ = ["only_declares"]
 
@@ -31,6 +32,13 @@ _ALLOWED = frozenset(
 )
 """No loops, no classes, no ``del``, no ``with``; and no ``+=``, which changes what others hold."""
 
+_JUDGED = frozenset(
+    (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.FunctionDef, ast.arg, ast.ImportFrom)
+)
+"""Of these, the ones that are harmless depending on what stands in them."""
+_LEAVES = frozenset((ast.Load, ast.Store, ast.Constant, int, str, NoneType))
+"""What has nothing harmful in it; most of what a tree consists of."""
+
 
 def only_declares(tree: ast.Module) -> bool:
     """Whether running this module and calling its functions can change nothing but its own names.
@@ -41,13 +49,14 @@ def only_declares(tree: ast.Module) -> bool:
     names, todo = _Names(), list[ast.AST]([tree])
     while todo:
         node = todo.pop()
-        if type(node) not in _ALLOWED or not names.take(node):
+        kind = type(node)
+        if kind not in _ALLOWED or (kind in _JUDGED and not names.take(node)):
             return False
         for value in vars(node).values():  # in a fraction of the time that `iter_child_nodes` takes
-            if isinstance(value, ast.AST):
+            if type(value) is list:
+                todo += [p for p in value if type(p) not in _LEAVES and isinstance(p, ast.AST)]
+            elif type(value) not in _LEAVES and isinstance(value, ast.AST):
                 todo.append(value)
-            elif isinstance(value, list):
-                todo += [part for part in value if isinstance(part, ast.AST)]
     return names.are_harmless()
 
 
@@ -82,7 +91,7 @@ class _Names:
             return all(isinstance(d, ast.Call) or self._call(d) for d in node.decorator_list)
         if isinstance(node, ast.arg):
             self._stored.add(node.arg)
-        return self._import(node) if isinstance(node, ast.ImportFrom) else True
+        return not isinstance(node, ast.ImportFrom) or self._import(node)
 
     def _call(self, function: ast.expr) -> bool:
         if isinstance(function, ast.Name):

@@ -14,6 +14,7 @@ import attrs
 from pegboard.api.context import ROLES
 
 __all__ = [
+    "ADOPTERS",
     "CORE_DISTRIBUTION",
     "GROUPS",
     "GROUP_OF_SURFACE",
@@ -36,6 +37,10 @@ GROUPS = (
 )
 """Entry-point groups. A plugin may register into any surface, whatever its group."""
 
+ADOPTERS = "pegboard.adopters"
+"""Entry-point group that says whose plugins a plugin runs: the name of an entry is a group of
+another program, the value is the module of a plugin of the same distribution."""
+
 GROUP_OF_SURFACE = MappingProxyType(
     {
         "attention": "pegboard.attention",
@@ -56,7 +61,8 @@ PluginState = Literal["ready", "blocked", "incompatible", "failed", "shadowed", 
 ``ready``: registered. ``blocked``: left out by the allowlist, never imported. ``incompatible``:
 wrong or missing API level, never imported. ``failed``: broke a rule while loading and was rolled
 back. ``shadowed``: loaded, and everything that it registered is overridden by another plugin.
-``unused``: it declares that it is not for this process, never imported.
+``unused``: it declares that it is not for this process, never imported; or it was made for another
+program and is left alone.
 """
 
 
@@ -69,19 +75,22 @@ def normal_form(distribution: str) -> str:
 
 
 class Candidate(NamedTuple):
-    """One entry point in one of our groups, before anything of it is imported."""
+    """One entry point in one of our groups, or in one that a plugin adopts; nothing of it is
+    imported yet."""
 
     id: str
     """Entry-point name."""
     group: str
     """Full group name, e.g. ``"pegboard.models"``."""
     value: str
-    """What the entry point refers to; must be a module."""
+    """What the entry point refers to; must be a module, but for adopted plugins."""
     distribution: str
     """In normal form."""
     version: str
     requires: tuple[str, ...] = ()
     """The distribution's ``Requires-Dist`` lines."""
+    adopter: Candidate | None = None
+    """The plugin that runs this one, which was made for another program; None for our own."""
 
     @property
     def short_group(self) -> str:

@@ -34,11 +34,16 @@ def code_owners(
     """By module at the top, which of these plugins its code belongs to, as far as entry points and
     lazy references tell."""
     ready = {(r.group, r.id, r.distribution): r for r in records}
-    owners = {r.module.partition(".")[0]: f"plugin {r}" for r in ready.values()}
+    owners = {_root(r.module): f"plugin {r}" for r in ready.values()}
     for entry in (entry for registry in registries for entry in registry.entries()):
         source = entry.provenance
         record = ready.get((source.group, source.entry_point, source.distribution))
         for target in lazy_refs(entry.descriptor) if record is not None else ():
-            owners.setdefault(target.partition(":")[0].partition(".")[0], f"plugin {record}")
+            owners.setdefault(_root(target), f"plugin {record}")
     owners.pop(_CORE, None)
     return owners
+
+
+def _root(target: str) -> str:
+    """First module of a reference, with or without an attribute."""
+    return target.partition(":")[0].partition(".")[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
@@ -128,12 +128,34 @@ class Registry(Generic[T]):
             {k: e for k, e in by_key.items() if (e.name, e.provenance) not in gone}
         )
 
+    def _simply_extended(self, entries: Sequence[Entry[T]]) -> Registry[T] | None:
+        """The registry with these entries too, where no two want one key, which is the rule; the
+        others are looked at closely."""
+        keys = [(key, entry) for entry in entries for key in entry.keys]
+        more = dict(keys)
+        if self._shadows or len(more) < len(keys) or not self._by_key.keys().isdisjoint(more):
+            return None
+        made = Registry[T].__new__(Registry)
+        made.surface = self.surface
+        made._entries, made._live = (*self._entries, *entries), (*self._live, *entries)
+        made._shadows = ()
+        made._by_key = MappingProxyType({**self._by_key, **more})
+        return made
+
     def extended(self, entries: Sequence[Entry[T]]) -> Registry[T]:
         """A registry with these entries too.
 
         Raises `ClashError` and changes nothing if a key is taken.
         """
+        quick = self._simply_extended(entries)
+        if quick is not None:
+            return quick
         return Registry(self.surface, (*self._entries, *entries))
+
+    def without(self, sources: Collection[Provenance]) -> Registry[T]:
+        """A registry without what these registered; itself if that is nothing."""
+        kept = [entry for entry in self._entries if entry.provenance not in sources]
+        return self if len(kept) == len(self._entries) else Registry(self.surface, kept)
 
     def get(self, key: str) -> T | None:
         """The descriptor with this name or claim, or None."""

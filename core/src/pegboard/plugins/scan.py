@@ -8,12 +8,17 @@ knows more: archives on the path, and import systems with a metadata finder of t
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from typing import NamedTuple, Protocol
 
 __all__ = ["Metadata", "MetadataFolder", "entry_points", "headers", "scan"]
+
+
+_HEAD_END = re.compile(r"\r?\n[\r\n]|\A(?=[\r\n])")
+"""What ends the headers."""
 
 
 class Metadata(Protocol):
@@ -36,11 +41,9 @@ class MetadataFolder(NamedTuple):
     def read_text(self, filename: str) -> str | None:
         """Content of a metadata file, or None if there is no such file."""
         try:
-            # A stranger's broken text is no reason to fail: what matters of it is ASCII.
-            with open(
-                os.path.join(self.path, filename), encoding="utf-8", errors="replace"
-            ) as file:
-                return file.read()
+            with open(f"{self.path}{os.sep}{filename}", "rb", buffering=0) as file:
+                # A stranger's broken text is no reason to fail: what matters of it is ASCII.
+                return file.readall().decode("utf-8", "replace")
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
             return None
 
@@ -88,9 +91,7 @@ def headers(metadata: Metadata) -> Mapping[str, list[str]]:
     """Fields of the core metadata by lower-case name, each with all its values."""
     text = metadata.read_text("METADATA") or metadata.read_text("PKG-INFO") or ""
     fields: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        if not line:
-            break  # the long description follows
+    for line in _HEAD_END.split(text, 1)[0].splitlines():  # the long description follows
         name, colon, value = line.partition(":")
         if colon and not line[0].isspace():
             fields.setdefault(name.lower(), []).append(value.strip())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
@@ -31,9 +32,9 @@ _LOG = logging.getLogger("pegboard.plugin.server-openai")
 
 
 def build_app(engine: Engine, options: AppOptions) -> Any:
-    """The ASGI application. Raises `DuplicateError` for a route that two plugins add."""
+    """The ASGI application. Raises `DuplicateError` for a route that two plugins add, or that the
+    server has itself."""
     state = ServerState(engine, options.names, options.root, options)
-    routes = collect_routes(engine.board, state)
     app = FastAPI(
         title="Pegboard",
         version=__version__,
@@ -41,7 +42,11 @@ def build_app(engine: Engine, options: AppOptions) -> Any:
         root_path=options.root_path,
         exception_handlers={HTTPException: _http_error},
     )
-    for route in routes:
+    routes = collect_routes(
+        engine.board, state, [getattr(route, "path", "") for route in app.routes]
+    )
+    engine.uses("endpoint", engine.board.registry("endpoint").names())
+    for route in sorted(routes, key=_generality):
         _add(app, route)
     app.openapi = _described(app, routes)  # type: ignore[method-assign]
     public = {(method, r.path) for r in routes if r.public for method in _methods(r)}
@@ -59,23 +64,38 @@ def build_app(engine: Engine, options: AppOptions) -> Any:
     )
 
 
-def collect_routes(board: Any, state: ServerState) -> list[Route]:
-    """The routes of all endpoints on the board."""
-    owners: dict[tuple[str, str], str] = {}
+def collect_routes(board: Any, state: ServerState, own: Iterable[str] = ()) -> list[Route]:
+    """The routes of all endpoints on the board; the paths `own` are the server's."""
+    owners = {("GET", path): ("the server itself", "") for path in map(_pattern, own)}
     found: list[Route] = []
-    registry = board.registry("endpoint")
-    for endpoint in registry:
-        owner = f"endpoint {endpoint.name!r} of {registry.provenance(endpoint.name)}"
-        ctx = EndpointContext(state.engine, state, **board.handed("endpoint", endpoint.name))
+    for endpoint in board.registry("endpoint"):
+        name = endpoint.name
+        board.require("endpoint", name, wanted_by="the HTTP server")
+        owner = f"endpoint {name!r} of {board.registry('endpoint').provenance(name)}"
+        ctx = EndpointContext(state.engine, state, **board.handed("endpoint", name))
         for route in make_routes(endpoint.routes.load(), ctx, owner):
-            key = (route.method, route.path)
+            key = (route.method, _pattern(route.path))
             if key in owners:
+                first, other = owners[key]
+                ways = board.ways_out(("endpoint", one) for one in (other, name) if one)
                 raise DuplicateError(
-                    f"route {route.method} {route.path} is added by {owners[key]} and by {owner}"
+                    f"route {route.method} {route.path} is added by {first} and by {owner}"
+                    + (f"; {ways}" if ways else "")
                 )
-            owners[key] = owner
+            owners[key] = owner, name
             found.append(route)
     return found
+
+
+def _pattern(path: str) -> str:
+    """What a path matches: the names of its parts do not count."""
+    return re.sub(r"\{[^{}:]*(:[^{}]*)?\}", r"{\1}", path)
+
+
+def _generality(route: Route) -> list[tuple[bool, bool]]:
+    """Routes sorted by it stand before those that match their paths too: of two parts of a path,
+    one that is written out comes first, one that may hold slashes last."""
+    return [("{" in part, ":" in part) for part in route.path.split("/")]
 
 
 def make_routes(

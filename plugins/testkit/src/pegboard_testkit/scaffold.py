@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import sys
 from itertools import chain
 from pathlib import Path
 from string import Template
@@ -15,6 +16,8 @@ import typer
 
 from pegboard import __version__
 from pegboard.errors import ConfigError
+from pegboard.testing.boards import board_with
+from pegboard_testkit.taken import names_in_use
 
 __all__ = ["SURFACES", "new", "write_plugin"]
 
@@ -72,6 +75,8 @@ def new(
     print(f"{folder} has a plugin for the surface {surface!r}. Next:")
     print(f"  pip install -e '{folder}[test]'")
     print(f"  python -m pytest {folder / 'tests'}")
+    for sentence in names_in_use(surface, _names(surface, name), board_with(surface)):
+        print(f"Warning: {sentence}", file=sys.stderr)
 
 
 def write_plugin(surface: str, name: str, folder: Path | None = None) -> Path:
