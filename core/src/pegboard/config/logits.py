@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from pegboard.config.engine import EngineConfig
 from pegboard.errors import PluginError, RequestError
 
 if TYPE_CHECKING:
+    from pegboard.api.tokenizer import TextTokenizer
     from pegboard.plugins import Board
 
 __all__ = ["LogitsRoster", "make_roster"]
@@ -32,6 +33,16 @@ class LogitsRoster:
     """Name → distribution and version."""
     _handed: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     """Name → settings and metrics of its plugin."""
+    _told: Mapping[str, Any] = attrs.field(factory=dict)
+    """What every processor is told of the model."""
+
+    def telling(
+        self, eos_token_ids: tuple[int, ...], open_tokenizer: Callable[[], TextTokenizer | None]
+    ) -> LogitsRoster:
+        """The same, in a process that knows the model; `open_tokenizer` is called whenever a
+        processor asks for the tokeniser."""
+        told = {"eos_token_ids": eos_token_ids, "open_tokenizer": open_tokenizer}
+        return attrs.evolve(self, told=told)
 
     @property
     def _owners(self) -> dict[str, str]:
@@ -63,8 +74,8 @@ class LogitsRoster:
         return f"logits processor {processor.name!r}" + (f" of {source}" if source else "")
 
     def handed(self, processor: LogitsProcessor) -> Mapping[str, Any]:
-        """What its context is given: its plugin's settings and metrics."""
-        return self._handed.get(processor.name, {})
+        """What its context is given: facts of the model, its plugin's settings and metrics."""
+        return {**self._told, **self._handed.get(processor.name, {})}
 
     def check(self, params: SamplingParams, vocab_size: int) -> None:
         """Raise `RequestError` for an argument that nobody has or that its processor refuses."""
@@ -74,7 +85,11 @@ class LogitsRoster:
         for processor in self.asked(params):
             if processor.check is not None:
                 arguments = self.arguments(processor, params)
-                self._check(processor, LogitsRequest(arguments, params, vocab_size))
+                settings = self.handed(processor).get("settings")
+                self._check(
+                    processor,
+                    LogitsRequest(arguments, params, vocab_size, settings=settings, **self._told),
+                )
 
     def _check(self, processor: LogitsProcessor, request: LogitsRequest) -> None:
         assert processor.check is not None

@@ -22,17 +22,19 @@ from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 
 from pegboard.api.endpoint import Endpoint, EndpointContext, Route
 from pegboard.testing.boards import board_with
+from pegboard_testkit.own_settings import OwnSettings
 
 __all__ = ["EndpointKit"]
 
 _PART = re.compile(r"[\w.~-]+|\{[a-z_]\w*(:path)?\}")
 
 
-class EndpointKit:
+class EndpointKit(OwnSettings):
     """Tests of an endpoint; subclass it in a test file under a name that begins with ``Test``."""
 
     endpoint: Endpoint
@@ -40,7 +42,8 @@ class EndpointKit:
     """Paths that are meant to be answered without an API key."""
 
     def context(self) -> EndpointContext:
-        """What the routes are made from; an engine that knows nothing unless this is given."""
+        """What the routes are made from: an engine and a server that know nothing, unless this is
+        given. Without settings of its own it gets those of the plugin."""
         return EndpointContext(engine=SimpleNamespace(), server=SimpleNamespace())
 
     def test_it_is_on_the_board(self) -> None:
@@ -83,9 +86,16 @@ class EndpointKit:
         assert found == set(self.public), "say in `public` what needs no API key"
 
     def _routes(self) -> list[Route]:
-        made = list(self.endpoint.routes.load()(self.context()))
+        made = list(self.endpoint.routes.load()(self._handed_context()))
         assert all(isinstance(route, Route) for route in made), f"not only routes: {made}"
         return made
+
+    def _handed_context(self) -> EndpointContext:
+        """`context`, with the plugin's settings and metrics where it says nothing of settings."""
+        context = self.context()
+        if context.settings is not None:
+            return context
+        return attrs.evolve(context, **self.handed("endpoint", self.endpoint.name))
 
 
 def _name(route: Route) -> str:
