@@ -56,9 +56,12 @@ class PlatformKit(OwnSettings):
         if not answer.present and not cls.required:
             pytest.skip(f"{cls.platform.name}: {answer.reason}")
         assert answer.present, answer.reason
-        own = cls().handed("platform", cls.platform.name)["settings"]
-        more = (own,) if cls.platform.takes_settings else ()
-        runtime: DeviceRuntime = cls.platform.runtime.load()(0, *more)
+        return cls()._opened()
+
+    def _opened(self) -> DeviceRuntime:
+        own = self.handed("platform", self.platform.name)["settings"]
+        more = (own,) if self.platform.takes_settings else ()
+        runtime: DeviceRuntime = self.platform.runtime.load()(0, *more)
         return runtime
 
     def test_the_probe_answers_quickly_and_says_why(self) -> None:
