@@ -62,11 +62,15 @@ class AttentionKit(OwnSettings):
     """
 
     backend: AttentionBackend
+    """The descriptor."""
     device = "cpu"
     """Torch device of the storage."""
     dtypes: Sequence[str] = ("float32", "bfloat16")
+    """Compute dtypes, where the descriptor names none."""
     head_sizes: Sequence[int] = (16, 64, 80)
+    """The same of numbers per head."""
     block_sizes: Sequence[int] = (16, 8, 32)
+    """The same of tokens per block."""
     tolerances: Mapping[str, float] = {
         "float32": 2e-5,
         "float16": 4e-3,

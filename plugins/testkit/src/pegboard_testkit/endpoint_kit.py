@@ -37,6 +37,7 @@ class EndpointKit(OwnSettings):
     """Tests of an endpoint; subclass it in a test file under a name that begins with ``Test``."""
 
     endpoint: Endpoint
+    """The descriptor."""
     public: Collection[str] = ()
     """Paths that are meant to be answered without an API key."""
 

@@ -53,11 +53,13 @@ class EventsKit(OwnSettings):
     """Tests of a publisher; subclass it in a test file under a name that begins with ``Test``."""
 
     publisher: EventPublisher
+    """The descriptor."""
     refused: Sequence[Mapping[str, Any]] = ()
     """Options with which it must not open."""
     step_seconds = 0.05
     """What `publish` may take at the median: it is called between two steps."""
     close_seconds = 5.0
+    """What `close` may take."""
 
     @pytest.fixture
     def options(self) -> Mapping[str, Any]:

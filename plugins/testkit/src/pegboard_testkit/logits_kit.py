@@ -77,6 +77,7 @@ class LogitsKit(OwnSettings):
     """
 
     processor: LogitsProcessor
+    """The descriptor."""
     allowed: Sequence[Mapping[str, Any]]
     """Arguments of requests that use it, at least one, and together every argument."""
     refused: Sequence[Mapping[str, Any]] = ()

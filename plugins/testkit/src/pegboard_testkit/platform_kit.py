@@ -39,6 +39,7 @@ class PlatformKit(OwnSettings):
     """
 
     platform: Platform
+    """The descriptor."""
     required = False
     """There must be a device: nothing is skipped."""
     attention_backend: str | None = None

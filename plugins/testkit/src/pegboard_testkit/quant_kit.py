@@ -60,9 +60,11 @@ class QuantKit(OwnSettings):
     """
 
     format: QuantFormat
+    """The descriptor."""
     cases: Sequence[str] = ("stored",)
     """Names of the ways of storing that are tried; `part` and `config` get them."""
     in_features = 256
+    """Inputs of the layers."""
     part_sizes: Sequence[int] = (64, 32, 32)
     """Outputs of the parts of a stack."""
     world = 2

@@ -42,6 +42,7 @@ class SchedulerKit(OwnSettings):
     """
 
     scheduler: SchedulerClass
+    """The descriptor."""
     options: Mapping[str, Any] = {}
     """Engine options that it wants, for example ``{"scheduling_policy": "priority"}``."""
     chunks = True

@@ -61,10 +61,12 @@ class StatLoggerKit(OwnSettings):
     """Tests of a logger; subclass it in a test file under a name that begins with ``Test``."""
 
     logger: StatLogger
+    """The descriptor."""
     step_seconds = 0.01
     """What a method may take at the median: the next step, or the readers of answers, wait for
     it."""
     close_seconds = 5.0
+    """What `close` may take."""
 
     @pytest.fixture
     def recorders(self, monkeypatch: pytest.MonkeyPatch) -> list[_Timed]:

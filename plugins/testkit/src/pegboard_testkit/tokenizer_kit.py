@@ -51,6 +51,7 @@ class TokenizerKit(OwnSettings):
     """
 
     tokenizer: TokenizerClass
+    """The descriptor."""
     texts: Sequence[str] = TEXTS
     """Texts that come back as they were."""
 

@@ -33,6 +33,7 @@ class TracerKit(OwnSettings):
     """Tests of a tracer; subclass it in a test file under a name that begins with ``Test``."""
 
     tracer: Tracer
+    """The descriptor."""
     endpoint: str | None = None
     """Where nobody needs to listen."""
     options: Mapping[str, Any] = {}
