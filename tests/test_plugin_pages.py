@@ -130,7 +130,8 @@ def test_the_kit_has_the_attributes_that_a_page_names(repo_root: Path, surface: 
     shown = {cells[0].strip("`"): cells[1].strip("`") for cells in rows(text, "attribute")}
     usual = {name: repr(getattr(kit, name)) if hasattr(kit, name) else "" for name in shown}
     assert shown == usual
-    own = {name for name in [*vars(kit), *inspect.get_annotations(kit)] if name.islower()}
+    bases = [base for base in kit.__mro__ if base is not object]
+    own = {n for b in bases for n in [*vars(b), *inspect.get_annotations(b)] if n.islower()}
     wanted = {n for n in own if not n.startswith(("_", "test_")) and not callable_of(kit, n)}
     unnamed = {name for name in wanted if f"`{name}" not in text}
     assert not unnamed, f"the page does not name {unnamed}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,8 +22,15 @@ from pegboard.api.levels import API_LEVELS
 
 
 @pytest.fixture(scope="module")
-def reference(repo_root: Path) -> ModuleType:
-    """The module `scripts/reference.py`."""
+def monkeypatch_path() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def reference(repo_root: Path, monkeypatch_path: pytest.MonkeyPatch) -> ModuleType:
+    """The module `scripts/reference.py`, which imports its neighbours."""
+    monkeypatch_path.syspath_prepend(str(repo_root / "scripts"))
     spec = importlib.util.spec_from_file_location("reference", repo_root / "scripts/reference.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -43,10 +52,13 @@ def section(text: str, title: str) -> str:
     return re.split(rf"^#{{1,{len(level)}}} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def test_the_page_is_what_the_script_makes_of_the_code(
-    repo_root: Path, reference: ModuleType, text: str
+def test_the_pages_are_what_the_script_makes_of_the_code(
+    repo_root: Path, reference: ModuleType
 ) -> None:
-    assert text == reference.page(repo_root), "out of date, run `make sync`"
+    made = reference.pages(repo_root)
+    assert len(made) == 3
+    for place, text in made.items():
+        assert (repo_root / place).read_text() == text, f"{place}: out of date, run `make sync`"
 
 
 @pytest.mark.parametrize(
@@ -130,3 +142,71 @@ def test_the_kits_that_are_named_exist(text: str) -> None:
     assert len(kits) > 8
     for module, name in kits:
         assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+
+
+def cells(text: str, header: str) -> list[list[str]]:
+    """Rows of the first table whose first heading is `header`."""
+    _, found, rest = text.partition(f"| {header} |")
+    assert found, header
+    lines = rest.partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_the_guide_lists_every_context_with_all_that_it_has(
+    repo_root: Path, reference: ModuleType
+) -> None:
+    guide = (repo_root / reference.GUIDE).read_text()
+    shown = {re.findall(r"`(\w+)`", row[0])[0]: row for row in cells(guide, "context")}
+    found = {}
+    for name in reference.contracts(repo_root):
+        module = importlib.import_module(f"pegboard.api.{name}")
+        for value in vars(module).values():
+            if attrs.has(value) and "settings" in {field.name for field in attrs.fields(value)}:
+                found[value.__name__] = value
+    assert shown.keys() == found.keys() and len(found) > 12
+    for name, value in found.items():
+        properties = {key for key, one in vars(value).items() if isinstance(one, property)}
+        has = {field.name for field in attrs.fields(value)} | properties
+        listed = {*re.findall(r"`(\w+)`", shown[name][2]), *re.findall(r"`(\w+)`", shown[name][3])}
+        assert listed == {key for key in has if not key.startswith("_")}, name
+
+
+def kits_of(repo_root: Path, reference: ModuleType) -> dict[str, type]:
+    """All conformance kits, by name."""
+    found = {}
+    for path in (repo_root / reference.KITS).glob("*_kit.py"):
+        module = importlib.import_module(f"pegboard_testkit.{path.stem}")
+        found |= {name: getattr(module, name) for name in module.__all__ if name.endswith("Kit")}
+    return found
+
+
+def test_every_kit_is_listed_with_its_attributes_and_its_checks(
+    repo_root: Path, reference: ModuleType
+) -> None:
+    text = (repo_root / reference.KIT_PAGE).read_text()
+    found = kits_of(repo_root, reference)
+    assert len(found) > 14 and f"## `{min(found)}`" in text
+    seen = 0
+    for name, kit in found.items():
+        part = section(text, f"## `{name}`")
+        others = [base for base in kit.__mro__[1:] if base in found.values()]
+        elsewhere = {key for other in others for key in (*dir(other), *annotated(other))}
+        for key in {*dir(kit), *annotated(kit)} - elsewhere:
+            if key.startswith("test_"):
+                assert f"* {key[5:].replace('_', ' ')}" in part, f"{name}: {key}"
+            elif key in annotated(kit) and not key.startswith("_"):
+                seen += 1
+                row = next(row for row in cells(part, "attribute") if row[0] == f"`{key}`")
+                assert (row[2] == "must be given") != hasattr(kit, key), f"{name}: {row}"
+    assert seen > 30
+
+
+def annotated(kit: type) -> set[str]:
+    """Attributes with a type, inherited ones too."""
+    return {key for base in kit.__mro__ for key in inspect.get_annotations(base)}
+
+
+def test_what_each_attribute_of_a_kit_means_is_said(repo_root: Path, reference: ModuleType) -> None:
+    rows = (repo_root / reference.KIT_PAGE).read_text().splitlines()
+    silent = [row for row in rows if re.match(r"\| `\w+` \|", row) and row.endswith("|  |")]
+    assert not silent

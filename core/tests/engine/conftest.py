@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from pegboard.__about__ import __version__
 from pegboard.testing.checkpoints import write_tiny_model
+from pegboard.testing.distributions import installed
 
 MOODY = """
 import os
@@ -67,16 +66,7 @@ def moody(tmp_path_factory: pytest.TempPathFactory, tiny_path: str) -> Iterator[
     77 make its building fail, 88 ends its process.
     """
     folder = tmp_path_factory.mktemp("site")
-    info = folder / "moody-1.0.dist-info"
-    info.mkdir()
-    (folder / "moody_executor.py").write_text(MOODY)
-    lines = ["Metadata-Version: 2.1", "Name: moody", "Version: 1.0"]
-    lines.append(f"Requires-Dist: pegboard-core=={__version__}")
-    (info / "METADATA").write_text("\n".join(lines) + "\n")
-    (info / "entry_points.txt").write_text("[pegboard.plugins]\nmoody = moody_executor\n")
-    (info / "RECORD").write_text("moody_executor.py,,\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
+    with installed(folder, "moody", "moody_executor", MOODY):
         yield {
             "model": tiny_path,
             "distributed_executor_backend": "moody",
@@ -84,4 +74,3 @@ def moody(tmp_path_factory: pytest.TempPathFactory, tiny_path: str) -> Iterator[
             "num_gpu_blocks_override": 4096,
             "max_num_seqs": 256,
         }
-    sys.modules.pop("moody_executor", None)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from pegboard import LLM, AsyncLLM, EngineConfig, SamplingParams
-from pegboard.__about__ import __version__
 from pegboard.api.scheduler import SchedulerStats
 from pegboard.api.stat_logger import StatLogger
 from pegboard.api.stat_logger_front import FrontContext, RequestAdded, RequestFacts, TokenBatch
@@ -23,6 +22,7 @@ from pegboard.errors import (
     RequestError,
     SelectionError,
 )
+from pegboard.testing.distributions import installed
 
 FAIL, SLOW = 66, [5, 6, 7]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
@@ -95,26 +95,16 @@ def pegboard_tracers():
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def loggers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A distribution with the loggers, for the front end only."""
     folder = tmp_path_factory.mktemp("notes")
-    info = folder / "notes-1.0.dist-info"
-    info.mkdir()
-    (folder / "notes_plugin.py").write_text(HOOKS)
-    lines = ["Metadata-Version: 2.1", "Name: notes", "Version: 1.0"]
-    lines.append(f"Requires-Dist: pegboard-core=={__version__}")
-    (info / "METADATA").write_text("\n".join(lines) + "\n")
-    (info / "entry_points.txt").write_text("[pegboard.plugins]\nnotes = notes_plugin\n")
-    (info / "RECORD").write_text("notes_plugin.py,,\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
+    with pytest.MonkeyPatch.context() as patch, installed(folder, "notes", "notes_plugin", HOOKS):
         patch.setitem(sys.modules, "notes_of_tests", sys.modules[__name__])
         yield
-    sys.modules.pop("notes_plugin", None)
 
 
 @pytest.fixture
-def serving(installed: None, moody: dict[str, Any]) -> Iterator[AsyncLLM]:
+def serving(loggers: None, moody: dict[str, Any]) -> Iterator[AsyncLLM]:
     """An engine that samples letters, 2 ms a step, and fails at the prompt 66."""
     llm = AsyncLLM(**moody, stat_loggers=["notes"])
     yield llm
@@ -131,7 +121,7 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(work, 60))
 
 
-def test_the_figures_are_those_of_what_users_got(installed: None, tiny_path: str) -> None:
+def test_the_figures_are_those_of_what_users_got(loggers: None, tiny_path: str) -> None:
     with LLM(tiny_path, **SMALL, stat_loggers=["notes"]) as llm:
         llm.generate([[5, 6, 7], [8, 9]], PARAMS, use_tqdm=False)
         notes = notes_of(llm.engine)
@@ -169,7 +159,7 @@ def test_the_phases_of_a_request_sum_to_its_time(serving: AsyncLLM) -> None:
     assert facts.queue + facts.prefill <= facts.first_token + 0.001 <= facts.seconds + 0.002
 
 
-def test_sequences_of_one_request_are_one_request(installed: None, tiny_path: str) -> None:
+def test_sequences_of_one_request_are_one_request(loggers: None, tiny_path: str) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=4, ignore_eos=True, n=3, seed=1)
     with LLM(tiny_path, **SMALL, stat_loggers=["notes"]) as llm:
         llm.generate([5, 6, 7], params, use_tqdm=False)
@@ -184,7 +174,7 @@ def test_sequences_of_one_request_are_one_request(installed: None, tiny_path: st
     assert sum(len(batch.intervals) for batch in batches) == 9
 
 
-def test_preemptions_and_hits_are_told(installed: None, tiny_path: str) -> None:
+def test_preemptions_and_hits_are_told(loggers: None, tiny_path: str) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     options = {**SMALL, "num_gpu_blocks_override": 6, "watermark": 0.0}
     with LLM(tiny_path, **options, stat_loggers=["notes"]) as llm:
@@ -256,7 +246,7 @@ def test_the_death_of_the_engine_ends_requests_with_an_error(serving: AsyncLLM) 
 
 
 def test_a_logger_that_fails_is_complained_of_once_and_the_others_are_told(
-    installed: None, tiny_path: str, caplog: pytest.LogCaptureFixture
+    loggers: None, tiny_path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, "pegboard.engine")
     with LLM(tiny_path, **SMALL, stat_loggers=["torn", "notes"]) as llm:
@@ -267,7 +257,7 @@ def test_a_logger_that_fails_is_complained_of_once_and_the_others_are_told(
 
 
 def test_loggers_that_are_on_by_default_serve_where_nothing_else_is_said(
-    installed: None, moody: dict[str, Any], tiny_path: str
+    loggers: None, moody: dict[str, Any], tiny_path: str
 ) -> None:
     serving = AsyncLLM(**moody)
     rows = {row["id"]: row["used"] for row in serving.plugins()}
@@ -287,7 +277,7 @@ def test_loggers_that_are_on_by_default_serve_where_nothing_else_is_said(
 
 
 def test_a_tracer_is_told_of_ends_with_the_headers_of_the_trace(
-    installed: None, moody: dict[str, Any]
+    loggers: None, moody: dict[str, Any]
 ) -> None:
     headers = {"Traceparent": "00-1-2-01", "tracestate": "a=b", "cookie": "secret"}
 
@@ -305,7 +295,7 @@ def test_a_tracer_is_told_of_ends_with_the_headers_of_the_trace(
     assert llm.config.tracer == "one"
 
 
-def test_which_tracer_must_be_clear(installed: None, tiny_path: str) -> None:
+def test_which_tracer_must_be_clear(loggers: None, tiny_path: str) -> None:
     with pytest.raises(SelectionError, match=r"name one as tracer: .*one, two"):
         LLM(tiny_path, **SMALL, otlp_traces_endpoint="there")
     with pytest.raises(MissingPluginError, match="tracer 'three'"):

@@ -62,7 +62,7 @@ async def answer(request: object) -> dict[str, int]:
     return {}
 
 
-def blocking(request: object) -> dict[str, int]:
+def plain(request: object) -> dict[str, int]:
     return {}
 
 
@@ -95,8 +95,8 @@ def evolved(number: int, **changes: Any) -> list[Route]:
     [
         ([], "test_there_are_routes_and_each_is_there_once"),
         ([*ROUTES, ROUTES[0]], "test_there_are_routes_and_each_is_there_once"),
-        (evolved(0, handler=blocking), "test_handlers_are_coroutine_functions_of_a_request"),
-        (evolved(0, handler=too_many), "test_handlers_are_coroutine_functions_of_a_request"),
+        (evolved(0, handler="answer"), "test_handlers_are_functions_of_a_request"),
+        (evolved(0, handler=too_many), "test_handlers_are_functions_of_a_request"),
         (evolved(0, summary=""), "test_each_route_says_in_a_line_what_it_is_for"),
         (evolved(0, public=True), "test_only_what_is_meant_to_be_is_public"),
         (evolved(1, public=False), "test_only_what_is_meant_to_be_is_public"),
@@ -116,14 +116,15 @@ def test_routes_that_change_with_every_server_are_told(parts: Any) -> None:
         TestRooms().test_the_same_routes_are_made_for_each_server()
 
 
-def test_a_handler_may_be_an_object() -> None:
+def test_a_handler_may_be_an_object_or_a_plain_function() -> None:
     class Answer:
         async def __call__(self, request: object) -> dict[str, int]:
             return {}
 
     module: Any = sys.modules[PARTS]
-    module.routes = lambda ctx: evolved(0, handler=Answer())
-    TestRooms().test_handlers_are_coroutine_functions_of_a_request()
+    for handler in (Answer(), plain):
+        module.routes = lambda ctx, handler=handler: evolved(0, handler=handler)
+        TestRooms().test_handlers_are_functions_of_a_request()
 
 
 class Counter:

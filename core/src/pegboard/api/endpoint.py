@@ -11,7 +11,7 @@ does not start.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -24,9 +24,11 @@ __all__ = ["METHODS", "Endpoint", "EndpointContext", "Handler", "Route"]
 
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 
-Handler = Callable[[Any], Awaitable[Any]]
-"""``async (request) -> response``. Runs in the server's event loop, which it must not block. Errors
-of `pegboard.errors` become answers with the status that fits; others are answered 500 and logged.
+Handler = Callable[[Any], Any]
+"""``async (request) -> response`` runs in the server's event loop, which it must not block; a plain
+``(request) -> response`` runs on a thread of the server's and may block. What is awaited (the body
+of a request, the engine's methods) needs the first form. Errors of `pegboard.errors` become answers
+with the status that fits; others are answered 500 and logged.
 """
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from pegboard.api.descriptor import LazyRef, lazy_ref
-from pegboard.api.metrics import PluginMetrics
+from pegboard.api.logits_context import LogitsContext, LogitsRequest
 from pegboard.errors import PluginError
 
 if TYPE_CHECKING:
@@ -66,30 +66,6 @@ class LogitsProcessor:
 
 
 @attrs.frozen
-class LogitsRequest:
-    """What a request asks of a processor, before it is queued."""
-
-    arguments: Mapping[str, Any]
-    """Its entries of ``extra_args``, plain values; empty if only ``logits_processors`` names it."""
-    params: SamplingParams
-    vocab_size: int
-
-
-@attrs.frozen
-class LogitsContext:
-    """What a processor is built with."""
-
-    vocab_size: int
-    device: torch.device
-    max_rows: int
-    """Slots are below this."""
-    settings: Any = None
-    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
-    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
-    """The plugin's own namespace of metrics."""
-
-
-@attrs.frozen
 class LogitsRow:
     """A request that begins to run, or runs again after it lost its place to others.
 
@@ -106,6 +82,9 @@ class LogitsRow:
     seed: int
     child: int
     """Index among the n sequences of one request."""
+    end_ids: Sequence[int] = ()
+    """Tokens that end it: the model's end of sequence unless the request ignores that, and its
+    `stop_token_ids`."""
 
 
 @attrs.frozen(eq=False)

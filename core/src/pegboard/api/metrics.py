@@ -84,7 +84,8 @@ class PluginMetrics:
         self._into = MetricSet() if into is None else into
 
     def counter(self, name: str, about: str) -> Counter:
-        """A `Counter` called ``pegboard_plugin_<id>_<name>``.
+        """A `Counter` called ``pegboard_plugin_<id>_<name>``. Exporters for Prometheus append
+        ``_total``, as that format wants it of counters: leave it out of `name`.
 
         Raises `PluginError` for a name that is not lower case letters, digits and underscores,
         `DuplicateError` if another metric has it.

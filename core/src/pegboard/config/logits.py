@@ -16,6 +16,7 @@ from pegboard.config.engine import EngineConfig
 from pegboard.errors import PluginError, RequestError
 
 if TYPE_CHECKING:
+    from pegboard.api.tokenizer import TextTokenizer
     from pegboard.plugins import Board
 
 __all__ = ["LogitsRoster", "make_roster"]
@@ -37,6 +38,16 @@ class LogitsRoster:
     """Argument → sentences on plugins that are not loaded and might have it."""
     _wanted: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
     """Names of those that a request has asked for, once there is one."""
+    _told: Mapping[str, Any] = attrs.field(factory=dict)
+    """What every processor is told of the model."""
+
+    def telling(
+        self, eos_token_ids: tuple[int, ...], open_tokenizer: Callable[[], TextTokenizer | None]
+    ) -> LogitsRoster:
+        """The same, in a process that knows the model; `open_tokenizer` is called whenever a
+        processor asks for the tokeniser."""
+        told = {"eos_token_ids": eos_token_ids, "open_tokenizer": open_tokenizer}
+        return attrs.evolve(self, told=told)
 
     @property
     def _owners(self) -> dict[str, str]:
@@ -74,8 +85,8 @@ class LogitsRoster:
         return f"logits processor {processor.name!r}" + (f" of {source}" if source else "")
 
     def handed(self, processor: LogitsProcessor) -> Mapping[str, Any]:
-        """What its context is given: its plugin's settings and metrics."""
-        return self._handed.get(processor.name, {})
+        """What its context is given: facts of the model, its plugin's settings and metrics."""
+        return {**self._told, **self._handed.get(processor.name, {})}
 
     def check(self, params: SamplingParams, vocab_size: int) -> None:
         """Raise `RequestError` for an argument that nobody has or that its processor refuses."""
@@ -86,7 +97,11 @@ class LogitsRoster:
             self._wanted.add(processor.name)
             if processor.check is not None:
                 arguments = self.arguments(processor, params)
-                self._check(processor, LogitsRequest(arguments, params, vocab_size))
+                settings = self.handed(processor).get("settings")
+                self._check(
+                    processor,
+                    LogitsRequest(arguments, params, vocab_size, settings=settings, **self._told),
+                )
 
     def _check(self, processor: LogitsProcessor, request: LogitsRequest) -> None:
         assert processor.check is not None

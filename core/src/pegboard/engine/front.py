@@ -16,7 +16,7 @@ from pegboard.config.generation import sampling_defaults
 from pegboard.config.logits import make_roster
 from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.plugin_policy import policy_of
-from pegboard.config.sources import open_tokenizer
+from pegboard.config.served_tokenizer import served_spec
 from pegboard.config.tokenizer import build_tokenizer, tokenizer_name
 from pegboard.engine.inputs import InputProcessor, TokenisedPrompt
 from pegboard.engine.templates import TemplateBook, read_template
@@ -115,7 +115,7 @@ def build_front(
         seeds=random.Random(config.seed),
         encoder_problem=model.tokenizer_problem,
         priorities=config.scheduling_policy == "priority",
-        processors=roster,
+        processors=roster.telling(model.eos_token_ids, lambda: tokenizer),
     )
     templates = TemplateBook(own_template, model.checkpoint.chat_templates, special)
     return FrontEnd(config, board, model, tokenizer, templates, inputs, used)
@@ -124,10 +124,8 @@ def build_front(
 def _tokenizer_spec(
     board: Board, config: EngineConfig, model: ResolvedModel
 ) -> TokenizerSpec | None:
-    """That of ``config.tokenizer``, else the model's; None if it is not wanted or, with a
-    warning, if there is none."""
-    if config.tokenizer is not None:
-        return open_tokenizer(board, config.tokenizer, config.tokenizer_mode)
-    if model.tokenizer is None and not config.skip_tokenizer_init:
+    """As `served_spec`, with a warning if there is none though it is wanted."""
+    spec = served_spec(board, config, model)
+    if spec is None and not config.skip_tokenizer_init:
         get_logger("pegboard.engine").warning("no tokeniser", reason=model.tokenizer_problem)
-    return model.tokenizer
+    return spec

@@ -187,6 +187,11 @@ class Board:
         registry = self.registry(surface)
         return self._settings.get(registry.provenance(key)) if key in registry else None
 
+    def giving(self, settings: Mapping[Provenance, Any]) -> Board:
+        """The same board, on which these plugins have other settings in this process: for tests,
+        which have an instance and no ``plugin_config``."""
+        return attrs.evolve(self, settings={**self._settings, **settings})
+
     def signatures(self, used: Iterable[tuple[str, str]]) -> list[str]:
         """A line for each plugin that registered one of these (surface, name) pairs, sorted: what
         it is called, its version, and a digest of the settings that were given to it. Where they

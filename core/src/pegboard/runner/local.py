@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +18,7 @@ from pegboard.config.engine import EngineConfig
 from pegboard.config.fit import DeviceMemory, check_fit
 from pegboard.config.logits import LogitsRoster, make_roster
 from pegboard.config.model import ResolvedModel
+from pegboard.config.served_tokenizer import served_tokenizer
 from pegboard.nn import Attention, Weighted
 from pegboard.nn.optable import PLAIN
 from pegboard.runner.connect import connect_worker
@@ -151,7 +153,10 @@ class LocalExecutor:
                         kernel.warm_up(layer)
 
     def allocate(self, cache: KVCacheConfig) -> None:
-        processors = make_roster(self._board, self._config)
+        board, config, model = self._board, self._config, self._device().model
+        processors = make_roster(board, config).telling(
+            model.eos_token_ids, functools.cache(lambda: served_tokenizer(board, config, model))
+        )
         self._runner = runner = self._make_runner(cache, processors)
         asynchronous = self._device().runtime.execution.asynchronous
         if self._config.async_scheduling is not False and not asynchronous:

@@ -12,7 +12,6 @@ import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 import attrs
 import torch
@@ -145,9 +144,9 @@ class _RankProcess:
 
 
 def _own_config(config: EngineConfig) -> EngineConfig:
-    """What a rank needs: no tokeniser, and no thread for steps, for it plans none meanwhile."""
-    changes: dict[str, Any] = {"tokenizer": None, "skip_tokenizer_init": True}
-    return attrs.evolve(config, async_scheduling=False, kv_events_config=None, **changes)
+    """What a rank needs: no thread for steps, for it plans none meanwhile. It makes a tokeniser
+    only where a logits processor asks for one."""
+    return attrs.evolve(config, async_scheduling=False, kv_events_config=None)
 
 
 def _set_up_log(place: RankPlace, level: int) -> None:

@@ -154,6 +154,7 @@ class LogitsRack:
             output_ids=tuple(row.output_ids),
             seed=row.seed,
             child=row.child,
+            end_ids=tuple(row.end_ids),
         )
 
     def _rows_of(self, processor: LogitsProcessor) -> Rows:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
 
 from pegboard.api.checkpoint import TokenizerSpec
 from pegboard.api.descriptor import Descriptor
 from pegboard.api.tokenizer import TextTokenizer, TokenizerClass
 from pegboard.config.tokenizer import build_tokenizer
 from pegboard.plugins import VARIABLE, Board, PluginRecord, load_plugins
+from pegboard.testing.checkpoints import ByteVocabulary
 
 __all__ = [
     "Board",
@@ -16,12 +19,18 @@ __all__ = [
     "board_of",
     "board_with",
     "built_tokenizer",
+    "byte_tokenizer",
     "own_board",
+    "with_settings",
 ]
 
 
-def board_with(surface: str, *descriptors: Descriptor) -> Board:
-    """What is installed, and these descriptors; one that is installed must be the same."""
+def board_with(surface: str, *descriptors: Descriptor, settings: Any = None) -> Board:
+    """What is installed, and these descriptors; one that is installed must be the same.
+
+    `settings`, an instance of the class that the plugin declares, take the place of those that it
+    has without ``plugin_config``.
+    """
     board = load_plugins()
     missing = []
     for descriptor in descriptors:
@@ -30,7 +39,22 @@ def board_with(surface: str, *descriptors: Descriptor) -> Board:
             missing.append((surface, descriptor))
         else:
             assert found == descriptor, f"the installed {surface} {descriptor.name!r} is another"
-    return load_plugins(extra=missing) if missing else board
+    board = load_plugins(extra=missing) if missing else board
+    if settings is None:
+        return board
+    return with_settings(board, surface, [one.name for one in descriptors], settings)
+
+
+def with_settings(board: Board, surface: str, names: Sequence[str], settings: Any) -> Board:
+    """A board on which the plugins that registered these names have these `settings`."""
+    for name in names:
+        own = board.settings(surface, name)
+        assert own is None or isinstance(settings, type(own)), (
+            f"settings must be an instance of {type(own).__name__}, which the plugin declares, "
+            f"not {settings!r}"
+        )
+    owners = {board.registry(surface).provenance(name) for name in names}
+    return board.giving(dict.fromkeys(owners, settings))
 
 
 def board_of(*plugins: str) -> Board:
@@ -44,6 +68,16 @@ def own_board() -> Board:
     return board_of()
 
 
-def built_tokenizer(tokenizer: TokenizerClass, spec: TokenizerSpec) -> TextTokenizer:
-    """The tokeniser of a specification, as the engine builds it."""
-    return build_tokenizer(board_with("tokenizer", tokenizer), spec, tokenizer.name)
+@cache
+def byte_tokenizer() -> TextTokenizer:
+    """The tokeniser of the small models of `pegboard.testing.checkpoints`: the token of a byte is
+    that byte and 3, and 1 is the end of sequence."""
+    return build_tokenizer(own_board(), ByteVocabulary().spec())
+
+
+def built_tokenizer(
+    tokenizer: TokenizerClass, spec: TokenizerSpec, settings: Any = None
+) -> TextTokenizer:
+    """The tokeniser of a specification, as the engine builds it; `settings` as in `board_with`."""
+    board = board_with("tokenizer", tokenizer, settings=settings)
+    return build_tokenizer(board, spec, tokenizer.name)

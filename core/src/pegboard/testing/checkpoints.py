@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from pegboard.api.checkpoint import TokenizerSpec
 from pegboard.testing.hybrid_config import HybridConfig, hybrid_shapes
 from pegboard.testing.scripted_config import ScriptedConfig
 from pegboard.testing.tiny_config import TinyConfig
@@ -57,6 +58,18 @@ class ByteVocabulary:
     def ids(self, data: bytes) -> list[int]:
         """Ids of the single bytes of `data`."""
         return [self.byte_id(value) for value in data]
+
+    def spec(self) -> TokenizerSpec:
+        """What the tokeniser of a checkpoint with this vocabulary is built from."""
+        return TokenizerSpec(
+            json=self.json(),
+            source="tokenizer.json",
+            vocab_size=self.size,
+            bos_token_id=BOS,
+            eos_token_ids=(EOS,),
+            pad_token_id=PAD,
+            add_bos=False,
+        )
 
     def json(self) -> str:
         """The ``tokenizer.json``."""

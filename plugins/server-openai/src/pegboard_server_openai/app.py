@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -112,10 +113,10 @@ def make_routes(
             f"{owner}: its callable must return an iterable of Route, it returned {made!r}"
         )
     for route in routes:
-        if not _is_async(route.handler):
+        if not callable(route.handler):
             raise PluginError(
-                f"{owner}: the handler of {route.method} {route.path} is no coroutine function "
-                "(async def)"
+                f"{owner}: the handler of {route.method} {route.path} cannot be called: "
+                f"{route.handler!r}"
             )
     return routes
 
@@ -150,12 +151,14 @@ def _add(app: FastAPI, route: Route) -> None:
 
 
 def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """The handler as FastAPI wants it, which looks at annotations."""
+    """The handler as FastAPI wants it, which looks at annotations; a plain one on a thread."""
+    is_async = _is_async(handler)
 
     async def endpoint(request: Request) -> Response:
         note_trace(request.headers)
         try:
-            answer = await handler(request)
+            answer = handler(request) if is_async else await run_in_threadpool(handler, request)
+            answer = await answer if inspect.isawaitable(answer) else answer
             return answer if isinstance(answer, Response) else json_response(answer)
         except Exception as error:
             return _answer_of(error)

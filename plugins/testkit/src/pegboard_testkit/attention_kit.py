@@ -23,6 +23,7 @@ import torch
 
 from pegboard.api.attention import AttentionBackend, AttentionContext, AttentionKernel
 from pegboard_testkit.attention_case import AttentionCase, Rows, Setting
+from pegboard_testkit.own_settings import OwnSettings
 
 __all__ = ["AttentionKit"]
 
@@ -53,7 +54,7 @@ HEADS = ((4, 2), (3, 3), (8, 1), (9, 3))
 """Query heads and key heads."""
 
 
-class AttentionKit:
+class AttentionKit(OwnSettings):
     """Tests of a backend; subclass it in a test file under a name that begins with ``Test``.
 
     `backend` must be given; the other attributes may be changed. What the descriptor leaves open
@@ -61,11 +62,15 @@ class AttentionKit:
     """
 
     backend: AttentionBackend
+    """The descriptor."""
     device = "cpu"
     """Torch device of the storage."""
     dtypes: Sequence[str] = ("float32", "bfloat16")
+    """Compute dtypes, where the descriptor names none."""
     head_sizes: Sequence[int] = (16, 64, 80)
+    """The same of numbers per head."""
     block_sizes: Sequence[int] = (16, 8, 32)
+    """The same of tokens per block."""
     tolerances: Mapping[str, float] = {
         "float32": 2e-5,
         "float16": 4e-3,
@@ -256,7 +261,12 @@ class AttentionKit:
     ) -> AttentionCase:
         """Requests of these lengths, nothing stored yet."""
         chosen = setting or self.setting()
-        return AttentionCase(self.kernel, lengths, chosen, seed, self.backend.fused_kv_write)
+        own = self.handed("attention", self.backend.name)
+
+        def kernel(ctx: AttentionContext) -> AttentionKernel:
+            return self.kernel(attrs.evolve(ctx, **own))
+
+        return AttentionCase(kernel, lengths, chosen, seed, self.backend.fused_kv_write)
 
     def check(self, rows: Rows, setting: Setting, seed: int = 0) -> None:
         """Run one step and compare all of it with the definition."""

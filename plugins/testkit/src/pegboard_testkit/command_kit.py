@@ -35,6 +35,7 @@ class CommandKit:
     """Tests of a command; subclass it in a test file under a name that begins with ``Test``."""
 
     command: Command
+    """The descriptor."""
     allowed: Sequence[Sequence[str]] = ()
     """Words after the command's name with which it succeeds."""
     refused: Sequence[Sequence[str]] = (("--no-option-is-called-so",),)

@@ -20,27 +20,30 @@ import re
 from collections import Counter
 from collections.abc import Collection
 from types import SimpleNamespace
-from typing import Any
 
+import attrs
 import pytest
 
 from pegboard.api.endpoint import Endpoint, EndpointContext, Route
 from pegboard.testing.boards import board_with
+from pegboard_testkit.own_settings import OwnSettings
 
 __all__ = ["EndpointKit"]
 
 _PART = re.compile(r"[\w.~-]+|\{[a-z_]\w*(:path)?\}")
 
 
-class EndpointKit:
+class EndpointKit(OwnSettings):
     """Tests of an endpoint; subclass it in a test file under a name that begins with ``Test``."""
 
     endpoint: Endpoint
+    """The descriptor."""
     public: Collection[str] = ()
     """Paths that are meant to be answered without an API key."""
 
     def context(self) -> EndpointContext:
-        """What the routes are made from; an engine that knows nothing unless this is given."""
+        """What the routes are made from: an engine and a server that know nothing, unless this is
+        given. Without settings of its own it gets those of the plugin."""
         return EndpointContext(engine=SimpleNamespace(), server=SimpleNamespace())
 
     def test_it_is_on_the_board(self) -> None:
@@ -63,12 +66,9 @@ class EndpointKit:
             bad = [part for part in parts if not _PART.fullmatch(part)]
             assert not bad, f"{route.path}: {', '.join(bad)}"
 
-    def test_handlers_are_coroutine_functions_of_a_request(self) -> None:
+    def test_handlers_are_functions_of_a_request(self) -> None:
         for route in self._routes():
-            handler: Any = route.handler
-            called = (handler, handler.__call__)  # the latter of an object that can be called
-            is_async = any(map(inspect.iscoroutinefunction, called))
-            assert is_async, f"{_name(route)}: the handler is no async function, it would block"
+            assert callable(route.handler), f"{_name(route)}: {route.handler!r} cannot be called"
             try:
                 inspect.signature(route.handler).bind(object())
             except TypeError as error:
@@ -83,9 +83,16 @@ class EndpointKit:
         assert found == set(self.public), "say in `public` what needs no API key"
 
     def _routes(self) -> list[Route]:
-        made = list(self.endpoint.routes.load()(self.context()))
+        made = list(self.endpoint.routes.load()(self._handed_context()))
         assert all(isinstance(route, Route) for route in made), f"not only routes: {made}"
         return made
+
+    def _handed_context(self) -> EndpointContext:
+        """`context`, with the plugin's settings and metrics where it says nothing of settings."""
+        context = self.context()
+        if context.settings is not None:
+            return context
+        return attrs.evolve(context, **self.handed("endpoint", self.endpoint.name))
 
 
 def _name(route: Route) -> str:

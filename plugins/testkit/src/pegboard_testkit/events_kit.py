@@ -35,6 +35,7 @@ from pegboard.api.events import (
 from pegboard.errors import ConfigError
 from pegboard.testing.boards import board_with
 from pegboard.testing.checkpoints import write_tiny_model
+from pegboard_testkit.own_settings import OwnSettings
 
 __all__ = ["EventsKit"]
 
@@ -48,15 +49,17 @@ def _batch(number: int) -> KVEventBatch:
     return KVEventBatch(time.time(), [stored, BlockRemoved([before], 0)])
 
 
-class EventsKit:
+class EventsKit(OwnSettings):
     """Tests of a publisher; subclass it in a test file under a name that begins with ``Test``."""
 
     publisher: EventPublisher
+    """The descriptor."""
     refused: Sequence[Mapping[str, Any]] = ()
     """Options with which it must not open."""
     step_seconds = 0.05
     """What `publish` may take at the median: it is called between two steps."""
     close_seconds = 5.0
+    """What `close` may take."""
 
     @pytest.fixture
     def options(self) -> Mapping[str, Any]:
@@ -102,7 +105,7 @@ class EventsKit:
         wanted = {"enable_kv_cache_events": True, "publisher": self.publisher.name, **options}
         usual: Any = {"dtype": "float32", "max_model_len": 64, "block_size": 8}
         model = str(write_tiny_model(tmp_path / "model"))
-        board = board_with("events", self.publisher)
+        board = board_with("events", self.publisher, settings=self.settings)
         for _ in range(2):
             with LLM(model, board=board, platform="null", kv_events_config=wanted, **usual) as llm:
                 params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
@@ -111,5 +114,6 @@ class EventsKit:
             assert stats.published + stats.queued and not stats.dropped, stats
 
     def _open(self, options: Mapping[str, Any]) -> Publisher:
-        opened: Publisher = self.publisher.open.load()(PublisherSettings(options))
+        own = self.handed("events", self.publisher.name)
+        opened: Publisher = self.publisher.open.load()(PublisherSettings(options, **own))
         return opened

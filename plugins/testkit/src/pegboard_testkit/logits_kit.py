@@ -9,7 +9,8 @@ takes and arguments that it must refuse::
         refused = ({"pace": 0}, {"pace": "fast"})
 
 The processor is called as the sampler calls it, with random logits, and then in a whole engine on a
-tiny model, on the CPU.
+tiny model, on the CPU. The vocabulary is that of `pegboard.testing.checkpoints.ByteVocabulary`:
+the token of a byte is that byte and 3, and 1 ends a text.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ from pegboard.api.logits import (
     Rows,
 )
 from pegboard.errors import RequestError
-from pegboard.testing.boards import board_with
+from pegboard.testing.boards import board_with, byte_tokenizer
 from pegboard.testing.checkpoints import write_tiny_model
+from pegboard_testkit.own_settings import OwnSettings
 
 __all__ = ["LogitsKit"]
 
 VOCABULARY = 259
+ENDS = (1,)
 SLOTS = 8
 CPU = torch.device("cpu")
 
@@ -63,22 +66,25 @@ class _Case:
             output_ids=self.output_ids[:known],
             seed=self.slot,
             child=0,
+            end_ids=ENDS,
         )
 
 
-class LogitsKit:
+class LogitsKit(OwnSettings):
     """Tests of a processor; subclass it in a test file under a name that begins with ``Test``.
 
     `processor` and `allowed` must be given; the other attributes may be changed.
     """
 
     processor: LogitsProcessor
+    """The descriptor."""
     allowed: Sequence[Mapping[str, Any]]
     """Arguments of requests that use it, at least one, and together every argument."""
     refused: Sequence[Mapping[str, Any]] = ()
     """Arguments that its check must refuse."""
     changes = True
-    """With each of `allowed`, a row of random logits is changed."""
+    """With each of `allowed`, a row of random logits is changed that has 7 tokens of output. False
+    for a processor that may have nothing left to do by then."""
     tolerance = 1e-5
     """Largest difference of a logit between a row alone and in company."""
 
@@ -177,7 +183,7 @@ class LogitsKit:
     @contextmanager
     def engine(self, model: Path, **options: Any) -> Iterator[LLM]:
         """An engine on a device that is none."""
-        board = board_with("logits", self.processor)
+        board = board_with("logits", self.processor, settings=self.settings)
         common = {"dtype": "float32", "max_model_len": 96, "max_num_seqs": 8}
         room = {"num_gpu_blocks_override": 64, "platform": "null"}
         with LLM(str(model), board=board, **{**common, **room, **options}) as llm:
@@ -194,10 +200,16 @@ class LogitsKit:
     def _check(self, arguments: Mapping[str, Any]) -> None:
         if self.processor.check is not None:
             params = SamplingParams(extra_args=dict(arguments))
-            self.processor.check.load()(LogitsRequest(arguments, params, VOCABULARY))
+            settings = self.handed("logits", self.processor.name)["settings"]
+            request = LogitsRequest(
+                arguments, params, VOCABULARY, ENDS, settings, open_tokenizer=byte_tokenizer
+            )
+            self.processor.check.load()(request)
 
     def _built(self) -> Rows:
-        made: Rows = self.processor.build.load()(LogitsContext(VOCABULARY, CPU, SLOTS))
+        own = self.handed("logits", self.processor.name)
+        context = LogitsContext(VOCABULARY, CPU, SLOTS, ENDS, open_tokenizer=byte_tokenizer, **own)
+        made: Rows = self.processor.build.load()(context)
         return made
 
     def _cases(self) -> list[_Case]:

@@ -25,19 +25,21 @@ from pegboard.errors import UnsupportedError
 from pegboard.testing.boards import board_with
 from pegboard.testing.checkpoints import write_tiny_model
 from pegboard_testkit.near_tie import assert_same, compare
+from pegboard_testkit.own_settings import OwnSettings
 
 __all__ = ["PlatformKit"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-class PlatformKit:
+class PlatformKit(OwnSettings):
     """Tests of a platform; subclass it in a test file under a name that begins with ``Test``.
 
     `platform` must be given; the other attributes may be changed.
     """
 
     platform: Platform
+    """The descriptor."""
     required = False
     """There must be a device: nothing is skipped."""
     attention_backend: str | None = None
@@ -55,7 +57,12 @@ class PlatformKit:
         if not answer.present and not cls.required:
             pytest.skip(f"{cls.platform.name}: {answer.reason}")
         assert answer.present, answer.reason
-        runtime: DeviceRuntime = cls.platform.runtime.load()(0)
+        return cls()._opened()
+
+    def _opened(self) -> DeviceRuntime:
+        own = self.handed("platform", self.platform.name)["settings"]
+        more = (own,) if self.platform.takes_settings else ()
+        runtime: DeviceRuntime = self.platform.runtime.load()(0, *more)
         return runtime
 
     def test_the_probe_answers_quickly_and_says_why(self) -> None:
@@ -158,7 +165,7 @@ class PlatformKit:
         if platform == self.platform.name:
             options["attention_backend"] = self.attention_backend
         params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0)
-        board = board_with("platform", self.platform)
+        board = board_with("platform", self.platform, settings=self.settings)
         prompts = [[5, 6, 7], list(range(10, 40)), [90]]
         with LLM(str(model), board=board, num_gpu_blocks_override=32, **options) as llm:
             assert llm.engine.core.executor.facts()["platform"] == platform

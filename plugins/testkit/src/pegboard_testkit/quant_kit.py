@@ -37,6 +37,7 @@ from pegboard.api.quant import (
     SourceTensor,
 )
 from pegboard.errors import UnsupportedError
+from pegboard_testkit.own_settings import OwnSettings
 
 __all__ = ["QuantKit", "StoredPart"]
 
@@ -52,16 +53,18 @@ class StoredPart:
     """The numbers that it means: ``float64 [outputs, in_features]``."""
 
 
-class QuantKit:
+class QuantKit(OwnSettings):
     """Tests of a format; subclass it in a test file under a name that begins with ``Test``.
 
     `format` and `part` must be given; the other attributes may be changed.
     """
 
     format: QuantFormat
+    """The descriptor."""
     cases: Sequence[str] = ("stored",)
     """Names of the ways of storing that are tried; `part` and `config` get them."""
     in_features = 256
+    """Inputs of the layers."""
     part_sizes: Sequence[int] = (64, 32, 32)
     """Outputs of the parts of a stack."""
     world = 2
@@ -187,7 +190,7 @@ class QuantKit:
     def test_an_unknown_stored_type_is_refused_or_left_to_the_core(self) -> None:
         strange = SourceTensor("model.x.weight", "ODD_7", (64, self.in_features))
         layer = LayerSpec("layers.7.odd", "linear", self.in_features, (64,), sources=((strange,),))
-        context = QuantContext("float32", self.platform, self.config(self.cases[0]))
+        context = self._context("float32", self.cases[0])
         said = "ODD_7"
         try:
             accepted = self.format.quantizer.load()(context).method(layer) is not None
@@ -236,10 +239,14 @@ class QuantKit:
         return self._method_of(case, self._layer(parts, **layer), dtype)
 
     def _method_of(self, case: str, layer: LayerSpec, dtype: str) -> LinearMethod:
-        context = QuantContext(dtype, self.platform, self.config(case))
+        context = self._context(dtype, case)
         method: LinearMethod | None = self.format.quantizer.load()(context).method(layer)
         assert method is not None, f"{case}: the quantizer leaves the layer to the core"
         return method
+
+    def _context(self, dtype: str, case: str) -> QuantContext:
+        own = self.handed("quant", self.format.name)
+        return QuantContext(dtype, self.platform, self.config(case), **own)
 
     def _apply(
         self, case: str, layer: LayerSpec, parts: Sequence[StoredPart], x: torch.Tensor

@@ -30,17 +30,19 @@ from pegboard.testing.boards import Board, board_with
 from pegboard.testing.toy import ToyExecutor, toy_generate
 from pegboard.testing.toy_core import CoreRun, ToyCore, toy_core
 from pegboard.testing.toy_engine import toy_request
+from pegboard_testkit.own_settings import OwnSettings
 
 __all__ = ["SchedulerKit"]
 
 
-class SchedulerKit:
+class SchedulerKit(OwnSettings):
     """Tests of a scheduler; subclass it in a test file under a name that begins with ``Test``.
 
     `scheduler` must be given; the other attributes may be changed.
     """
 
     scheduler: SchedulerClass
+    """The descriptor."""
     options: Mapping[str, Any] = {}
     """Engine options that it wants, for example ``{"scheduling_policy": "priority"}``."""
     chunks = True
@@ -54,7 +56,7 @@ class SchedulerKit:
     @classmethod
     def board(cls) -> Board:
         """What is installed, and the scheduler."""
-        return board_with("scheduler", cls.scheduler)
+        return board_with("scheduler", cls.scheduler, settings=cls.settings)
 
     def test_every_request_gets_the_tokens_it_gets_alone(self, board: Board) -> None:
         for overlap in self._overlaps():

@@ -25,6 +25,7 @@ from pegboard.api.stat_logger import StatLogger, StatLoggerContext, StatRecorder
 from pegboard.api.stat_logger_front import FrontContext, FrontRecorder, RequestAdded
 from pegboard.testing.boards import board_with
 from pegboard.testing.checkpoints import write_tiny_model
+from pegboard_testkit.own_settings import OwnSettings
 from pegboard_testkit.told import ended_in_all_ways, scheduled, token_batch
 
 __all__ = ["StatLoggerKit"]
@@ -56,16 +57,16 @@ class _Timed:
         return timed
 
 
-class StatLoggerKit:
+class StatLoggerKit(OwnSettings):
     """Tests of a logger; subclass it in a test file under a name that begins with ``Test``."""
 
     logger: StatLogger
-    settings: Any = None
-    """What its halves are opened with where no engine opens them."""
+    """The descriptor."""
     step_seconds = 0.01
     """What a method may take at the median: the next step, or the readers of answers, wait for
     it."""
     close_seconds = 5.0
+    """What `close` may take."""
 
     @pytest.fixture
     def recorders(self, monkeypatch: pytest.MonkeyPatch) -> list[_Timed]:
@@ -157,8 +158,9 @@ class StatLoggerKit:
     def _opened(self) -> list[Any]:
         """Each half that there is, outside of an engine."""
         config = EngineConfig(model="a model", num_gpu_blocks_override=16)
-        front = FrontContext("a model", config, 16, 64, settings=self.settings)
-        step = StatLoggerContext("a model", settings=self.settings)
+        own = self.handed("stat_logger", self.logger.name)
+        front = FrontContext("a model", config, 16, 64, **own)
+        step = StatLoggerContext("a model", **own)
         halves = ((self.logger.open, step), (self.logger.observe, front))
         return [ref.load()(context) for ref, context in halves if ref is not None]
 
@@ -168,7 +170,7 @@ class StatLoggerKit:
         if not model.exists():
             write_tiny_model(model)
         options: Any = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 20}
-        board = board_with("stat_logger", self.logger)
+        board = board_with("stat_logger", self.logger, settings=self.settings)
         names = [self.logger.name]
         with LLM(str(model), board=board, platform="null", stat_loggers=names, **options) as llm:
             yield llm

@@ -27,6 +27,7 @@ from pegboard.api.checkpoint import TokenizerSpec
 from pegboard.api.tokenizer import TextTokenizer, TokenizerClass
 from pegboard.errors import RequestError
 from pegboard.testing.boards import built_tokenizer
+from pegboard_testkit.own_settings import OwnSettings
 
 __all__ = ["TokenizerKit"]
 
@@ -43,13 +44,14 @@ TEXTS = (
 )
 
 
-class TokenizerKit:
+class TokenizerKit(OwnSettings):
     """Tests of a tokeniser; subclass it in a test file under a name that begins with ``Test``.
 
     `tokenizer`, and `write` or `spec`, must be given; the other attributes may be changed.
     """
 
     tokenizer: TokenizerClass
+    """The descriptor."""
     texts: Sequence[str] = TEXTS
     """Texts that come back as they were."""
 
@@ -67,7 +69,7 @@ class TokenizerKit:
     def built(self, tmp_path: Path) -> TextTokenizer:
         """As the engine builds it."""
         self.write(tmp_path)
-        return built_tokenizer(self.tokenizer, self.spec(tmp_path))
+        return built_tokenizer(self.tokenizer, self.spec(tmp_path), self.settings)
 
     def test_it_finds_its_own_files_and_no_others(self, tmp_path: Path) -> None:
         if self.tokenizer.find is None:

@@ -17,7 +17,9 @@ from typing import Any
 
 from pegboard import LLM, SamplingParams
 from pegboard.api.tracer import RequestTracer, Tracer, TracerContext
+from pegboard.testing.boards import board_with
 from pegboard.testing.checkpoints import write_tiny_model
+from pegboard_testkit.own_settings import OwnSettings
 from pegboard_testkit.told import NULL_ENGINE, ended_in_all_ways
 
 __all__ = ["TracerKit"]
@@ -27,12 +29,11 @@ _QUICK = 0.002
 _LAST_WORDS = 4.0
 
 
-class TracerKit:
+class TracerKit(OwnSettings):
     """Tests of a tracer; subclass it in a test file under a name that begins with ``Test``."""
 
     tracer: Tracer
-    settings: Any = None
-    """What it is opened with."""
+    """The descriptor."""
     endpoint: str | None = None
     """Where nobody needs to listen."""
     options: Mapping[str, Any] = {}
@@ -59,7 +60,8 @@ class TracerKit:
         options = {**NULL_ENGINE, **self.options, "tracer": self.tracer.name}
         options["otlp_traces_endpoint"] = self.endpoint
         params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
-        with LLM(str(write_tiny_model(tmp_path)), **options) as llm:
+        board = board_with("tracer", self.tracer, settings=self.settings)
+        with LLM(str(write_tiny_model(tmp_path)), board=board, **options) as llm:
             (output,) = llm.generate([5, 6, 7], params, use_tqdm=False)
             (used,) = [row["used"] for row in llm.plugins() if self._name in (row["used"] or ())]
         assert len(output.outputs[0].token_ids) == 5 and self._name in used
@@ -69,6 +71,7 @@ class TracerKit:
         return f"tracer:{self.tracer.name}"
 
     def _opened(self) -> RequestTracer:
-        context = TracerContext("m", self.endpoint, settings=self.settings)
+        own = self.handed("tracer", self.tracer.name)
+        context = TracerContext("m", self.endpoint, **own)
         opened: RequestTracer = self.tracer.open.load()(context)
         return opened
