@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from pegboard.engine.outputs import RequestOutput
 from pegboard.errors import PegboardError
 
-__all__ = ["Post", "State", "Stream"]
+__all__ = ["Post", "State", "Stream", "Take"]
 
 State = RequestOutput | PegboardError
 """What a stream is told: the request as it is now, or why it cannot go on."""
+Take = Callable[[RequestOutput], Awaitable[None] | None]
+"""Takes a state at once (None), or is through with it when what it returns has been awaited."""
 
 
 class Stream:
@@ -30,7 +32,9 @@ class Stream:
         self._cancel = cancel
         self._latest: RequestOutput | None = None
         self._error: PegboardError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[Awaitable[None] | None] | None = None
+        self._take: Take | None = None
+        """Takes states as they are put, while nobody need be woken for them."""
         self._timer: asyncio.TimerHandle | None = None
         self._done = False
         """The last state was put."""
@@ -45,16 +49,57 @@ class Stream:
                 raise error
             if self._done:
                 raise StopAsyncIteration
-            self._waiter = self.post.loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._news()
         output, self._latest = self._latest, None
         return output
 
+    async def feed(self, take: Take) -> None:
+        """Give each state to `take`, to the last one; in place of iterating.
+
+        `take` is called where the state arrives, so that no task is woken for it, which would cost
+        more than all else; it must not wait. While what it returned is awaited nothing is given to
+        it, and after that the latest state. Raises what iterating raises, and what `take` raises.
+        """
+        async for output in self:
+            late = take(output)
+            if late is not None:
+                await late
+            while self._latest is None and not self._done:
+                late = await self._news(take)
+                if late is not None:
+                    await late
+
+    async def _news(self, take: Take | None = None) -> Awaitable[None] | None:
+        """Until something was put that `take` did not take, or took and is not through with."""
+        self._waiter, self._take = self.post.loop.create_future(), take
+        try:
+            return await self._waiter
+        finally:
+            self._waiter = self._take = None
+
     def put(self, state: State) -> None:
         """Replace what was not read. In the event loop."""
+        if self._take is not None and isinstance(state, RequestOutput) and not state.finished:
+            self._give(self._take, state)
+        else:
+            self._keep(state)
+
+    def _give(self, take: Take, state: RequestOutput) -> None:
+        """To one who takes it now."""
+        waiter = self._waiter
+        assert waiter is not None, "who takes states waits"
+        if waiter.done():  # by now somebody waits no more
+            self._keep(state)
+            return
+        try:
+            late = take(state)
+        except Exception as error:  # not the fault of the other streams
+            waiter.set_exception(error)
+        else:
+            if late is not None:
+                waiter.set_result(late)
+
+    def _keep(self, state: State) -> None:
         if isinstance(state, RequestOutput):
             self._latest = state
             if state.finished:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pegboard import EngineConfig, RequestOutput, SamplingParams
 from pegboard.api.tokenizer import TextTokenizer
 
-__all__ = ["Engine", "Stream"]
+__all__ = ["Engine", "Stream", "Take"]
 
+Take = Callable[[RequestOutput], Awaitable[None] | None]
 
 class Stream(Protocol):
     """The states of one request, each whole; a slow reader may miss some, not the last."""
@@ -17,6 +18,11 @@ class Stream(Protocol):
     def __aiter__(self) -> AsyncIterator[RequestOutput]: ...
 
     async def __anext__(self) -> RequestOutput: ...
+
+    async def feed(self, take: Take) -> None:
+        """In place of iterating: `take` gets each state at once where it arrives, outside of any
+        task, and the next one after what it returned, if anything, was awaited."""
+        ...
 
     def close(self) -> None:
         """Drop the request, if it has not ended."""

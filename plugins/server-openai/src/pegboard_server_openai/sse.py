@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -164,8 +164,8 @@ class Answer(Protocol):
 
 
 class AnswerStream(EventStream):
-    """The events of one body's answer. Between the engine's stream and the socket there is no
-    generator: each of them costs as much as the rest of a token's way."""
+    """The events of one body's answer. Between the engine's stream and the socket there is neither
+    a generator nor a task to wake: each of them costs as much as the rest of a token's way."""
 
     def __init__(self, batch: Batch, answer: Answer, headers: dict[str, str]) -> None:
         super().__init__(None, batch.close, headers)
@@ -173,21 +173,57 @@ class AnswerStream(EventStream):
         self._answer = answer
 
     async def _events_to(self, send: Any) -> None:
-        batch, pieces = self._batch, self._answer.pieces
+        batch, answer = self._batch, self._answer
         stream = batch.single
         if stream is None:
             async for place, output in batch.states():
-                await _send(send, pieces(place, output))
+                await _send(send, answer.pieces(place, output))
         else:
-            async for output in stream:
-                if output.finished:
-                    batch.note(0, output)
-                data = pieces(0, output)
-                if data:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-        await _send(send, self._answer.last(batch.latest.values()))
+            await stream.feed(self._taker(send))
+        await _send(send, answer.last(batch.latest.values()))
+
+    def _taker(self, send: Any) -> Callable[[RequestOutput], Awaitable[None] | None]:
+        """Writes the events of a state, all of them at once while the client keeps up."""
+        batch, pieces = self._batch, self._answer.pieces
+
+        def take(output: RequestOutput) -> Awaitable[None] | None:
+            if output.finished:
+                batch.note(0, output)
+            data = pieces(0, output)
+            if not data:
+                return None
+            return begun(send({"type": "http.response.body", "body": data, "more_body": True}))
+
+        return take
 
 
 async def _send(send: Any, data: bytes) -> None:
     if data:
         await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def begun(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
+    """Run `work` up to where it waits; None if it never does, else what is to be awaited for its
+    rest. Nothing in it may depend on the task that it begins in."""
+    try:
+        waits = work.send(None)
+    except StopIteration:
+        return None
+    return _Rest(work, waits)
+
+
+class _Rest:
+    """What is left of work that has begun to wait."""
+
+    def __init__(self, work: Coroutine[Any, Any, None], waits: Any) -> None:
+        """`waits`: what it waits for, as the event loop is told."""
+        self._work = work
+        self._waits = waits
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        try:
+            yield self._waits
+        except BaseException as error:
+            self._work.throw(error)
+            raise
+        yield from self._work.__await__()
