@@ -113,7 +113,7 @@ class Dispatcher:
                 stream, output = self._streams.get(name), self._outputs.get(name)
                 if stream is not None and output is not None:
                     ids += self._forget(name, stop_reason=stop_reason)
-                    states[stream] = output.snapshot()
+                    states[stream] = output.moment()
         self._abort(ids)
         self._send(states)
 
@@ -160,7 +160,7 @@ class Dispatcher:
             changed, stopped = self._outputs.process(batch.outputs)
             states: dict[Stream, State] = {}
             for output in changed:
-                states[self._streams[output.request_id]] = output.snapshot()
+                states[self._streams[output.request_id]] = output.moment()
                 if output.finished:
                     del self._streams[output.request_id]
             ids = self._refuse(batch, states) if batch.refused else []

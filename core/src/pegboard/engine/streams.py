@@ -6,14 +6,14 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 
-from pegboard.engine.outputs import RequestOutput
+from pegboard.engine.outputs import Moment, RequestOutput
 from pegboard.errors import PegboardError
 
 __all__ = ["Post", "State", "Stream", "Take"]
 
-State = RequestOutput | PegboardError
-"""What a stream is told: the request as it is now, or why it cannot go on."""
-Take = Callable[[RequestOutput], Awaitable[None] | None]
+State = Moment | PegboardError
+"""What a stream is told: the request as it was then, or why it cannot go on."""
+Take = Callable[[Moment], Awaitable[None] | None]
 """Takes a state at once (None), or is through with it when what it returns has been awaited."""
 
 
@@ -30,7 +30,7 @@ class Stream:
         self.request_id = request_id
         self.post = post
         self._cancel = cancel
-        self._latest: RequestOutput | None = None
+        self._latest: Moment | None = None
         self._error: PegboardError | None = None
         self._waiter: asyncio.Future[Awaitable[None] | None] | None = None
         self._take: Take | None = None
@@ -43,15 +43,10 @@ class Stream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        while self._latest is None:
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
-            if self._done:
-                raise StopAsyncIteration
-            await self._news()
-        output, self._latest = self._latest, None
-        return output
+        state = await self._next()
+        if state is None:
+            raise StopAsyncIteration
+        return state.output()
 
     async def feed(self, take: Take) -> None:
         """Give each state to `take`, to the last one; in place of iterating.
@@ -60,14 +55,26 @@ class Stream:
         more than all else; it must not wait. While what it returned is awaited nothing is given to
         it, and after that the latest state. Raises what iterating raises, and what `take` raises.
         """
-        async for output in self:
-            late = take(output)
+        while (state := await self._next()) is not None:
+            late = take(state)
             if late is not None:
                 await late
             while self._latest is None and not self._done:
                 late = await self._news(take)
                 if late is not None:
                     await late
+
+    async def _next(self) -> Moment | None:
+        """The latest state; None at the end."""
+        while self._latest is None:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self._done:
+                return None
+            await self._news()
+        state, self._latest = self._latest, None
+        return state
 
     async def _news(self, take: Take | None = None) -> Awaitable[None] | None:
         """Until something was put that `take` did not take, or took and is not through with."""
@@ -79,12 +86,12 @@ class Stream:
 
     def put(self, state: State) -> None:
         """Replace what was not read. In the event loop."""
-        if self._take is not None and isinstance(state, RequestOutput) and not state.finished:
+        if self._take is not None and isinstance(state, Moment) and not state.finished:
             self._give(self._take, state)
         else:
             self._keep(state)
 
-    def _give(self, take: Take, state: RequestOutput) -> None:
+    def _give(self, take: Take, state: Moment) -> None:
         """To one who takes it now."""
         waiter = self._waiter
         assert waiter is not None, "who takes states waits"
@@ -100,7 +107,7 @@ class Stream:
                 waiter.set_result(late)
 
     def _keep(self, state: State) -> None:
-        if isinstance(state, RequestOutput):
+        if isinstance(state, Moment):
             self._latest = state
             if state.finished:
                 self._end()

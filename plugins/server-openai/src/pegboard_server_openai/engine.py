@@ -8,9 +8,26 @@ from typing import Any, Protocol
 from pegboard import EngineConfig, RequestOutput, SamplingParams
 from pegboard.api.tokenizer import TextTokenizer
 
-__all__ = ["Engine", "Stream", "Take"]
+__all__ = ["Engine", "Moment", "Stream", "Take"]
 
-Take = Callable[[RequestOutput], Awaitable[None] | None]
+
+class Moment(Protocol):
+    """A request's state at one time, of which more than the text is made only if it is wanted."""
+
+    @property
+    def text(self) -> str | None:
+        """Of a single sequence that goes on; None of all others."""
+        ...
+
+    @property
+    def shown(self) -> int:
+        """How many of its tokens the text shows."""
+        ...
+
+    def output(self) -> RequestOutput: ...
+
+
+Take = Callable[[Moment], Awaitable[None] | None]
 
 class Stream(Protocol):
     """The states of one request, each whole; a slow reader may miss some, not the last."""

@@ -11,17 +11,21 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
 from typing import Any, Protocol, TypeVar
 
+import attrs
 import msgspec
 from starlette.responses import Response
 
 from pegboard import RequestOutput
+from pegboard_server_openai.engine import Moment, Take
 from pegboard_server_openai.faults import HttpError, error_body, fault_of, json_response
-from pegboard_server_openai.streams import Batch
+from pegboard_server_openai.scores import ScoreWriter
+from pegboard_server_openai.streams import Batch, Cursor
 
 __all__ = [
     "DIRECT_SEND",
     "DONE",
     "AnswerStream",
+    "Choice",
     "EventStream",
     "Frame",
     "event",
@@ -63,6 +67,24 @@ class Frame:
     def fill(self, text: str) -> bytes:
         """The event with this text."""
         return self._before + _ENCODE(text) + self._after
+
+
+@attrs.define
+class Choice:
+    """What is kept of one choice while it is streamed."""
+
+    cursor: Cursor
+    writer: ScoreWriter | None
+    frame: Frame | None = None
+    """Of chunks where only the text changes, once the first was sent."""
+
+    def more(self, text: str, shown: int) -> bytes | None:
+        """The event of a choice that goes on, of whose tokens `text` shows so many, empty if that
+        is nothing new; None where more than the text changes."""
+        if self.frame is None:
+            return None
+        new = self.cursor.grow(text, shown)
+        return b"" if new is None else self.frame.fill(new)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -158,6 +180,10 @@ class Answer(Protocol):
         """Events of what is new in the request of one prompt; empty if nothing is."""
         ...
 
+    def choice(self, index: int) -> Choice | None:
+        """What is kept of a choice; None before its first event."""
+        ...
+
     def last(self, outputs: Iterable[RequestOutput]) -> bytes:
         """The events at the end."""
         ...
@@ -182,19 +208,28 @@ class AnswerStream(EventStream):
             await stream.feed(self._taker(send))
         await _send(send, answer.last(batch.latest.values()))
 
-    def _taker(self, send: Any) -> Callable[[RequestOutput], Awaitable[None] | None]:
+    def _taker(self, send: Any) -> Take:
         """Writes the events of a state, all of them at once while the client keeps up."""
-        batch, pieces = self._batch, self._answer.pieces
+        choice: Choice | None = None
 
-        def take(output: RequestOutput) -> Awaitable[None] | None:
-            if output.finished:
-                batch.note(0, output)
-            data = pieces(0, output)
+        def take(state: Moment) -> Awaitable[None] | None:
+            nonlocal choice
+            text, data = state.text, None
+            if choice is not None and text is not None:
+                data = choice.more(text, state.shown)
+            if data is None:
+                data = self._whole(state.output())
+                choice = self._answer.choice(0)
             if not data:
                 return None
             return begun(send({"type": "http.response.body", "body": data, "more_body": True}))
 
         return take
+
+    def _whole(self, output: RequestOutput) -> bytes:
+        if output.finished:
+            self._batch.note(0, output)
+        return self._answer.pieces(0, output)
 
 
 async def _send(send: Any, data: bytes) -> None:
