@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from pegboard.engine.outputs import Moment, RequestOutput
 from pegboard.errors import PegboardError
@@ -147,11 +147,15 @@ class Post:
         self._lock = threading.Lock()
         self._states: dict[Stream, State] = {}
 
-    def send(self, states: Mapping[Stream, State]) -> bool:
-        """From any thread; False if the loop is closed, so that nobody will ever read them."""
+    def send(self, states: dict[Stream, State]) -> bool:
+        """From any thread, which gives `states` away; False if the loop is closed, so that nobody
+        will ever read them."""
         with self._lock:
             asleep = not self._states
-            self._states.update(states)
+            if asleep:
+                self._states = states
+            else:
+                self._states.update(states)
         if not asleep:
             return not self.loop.is_closed()
         try:

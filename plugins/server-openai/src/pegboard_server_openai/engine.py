@@ -29,6 +29,7 @@ class Moment(Protocol):
 
 Take = Callable[[Moment], Awaitable[None] | None]
 
+
 class Stream(Protocol):
     """The states of one request, each whole; a slow reader may miss some, not the last."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -20,6 +20,7 @@ from pegboard_server_openai.engine import Moment, Take
 from pegboard_server_openai.faults import HttpError, error_body, fault_of, json_response
 from pegboard_server_openai.scores import ScoreWriter
 from pegboard_server_openai.streams import Batch, Cursor
+from pegboard_server_openai.writing import Write, body_message, quick_write
 
 __all__ = [
     "DIRECT_SEND",
@@ -157,7 +158,7 @@ class EventStream(Response):
     async def _events_to(self, send: Any) -> None:
         assert self._events is not None
         async for data in self._events:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send(body_message(data))
 
     async def _write(self, send: Any) -> None:
         try:
@@ -169,7 +170,7 @@ class EventStream(Response):
             if fault.status == 500 and fault is not error:
                 _LOG.exception("a stream failed")
             last = event(error_body(fault)) + DONE
-            await send({"type": "http.response.body", "body": last, "more_body": True})
+            await send(body_message(last))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -205,11 +206,11 @@ class AnswerStream(EventStream):
             async for place, output in batch.states():
                 await _send(send, answer.pieces(place, output))
         else:
-            await stream.feed(self._taker(send))
+            await stream.feed(self._taker(quick_write(send)))
         await _send(send, answer.last(batch.latest.values()))
 
-    def _taker(self, send: Any) -> Take:
-        """Writes the events of a state, all of them at once while the client keeps up."""
+    def _taker(self, write: Write) -> Take:
+        """Writes the events of a state, at once while the client keeps up."""
         choice: Choice | None = None
 
         def take(state: Moment) -> Awaitable[None] | None:
@@ -220,9 +221,7 @@ class AnswerStream(EventStream):
             if data is None:
                 data = self._whole(state.output())
                 choice = self._answer.choice(0)
-            if not data:
-                return None
-            return begun(send({"type": "http.response.body", "body": data, "more_body": True}))
+            return write(data) if data else None
 
         return take
 
@@ -234,31 +233,4 @@ class AnswerStream(EventStream):
 
 async def _send(send: Any, data: bytes) -> None:
     if data:
-        await send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-def begun(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
-    """Run `work` up to where it waits; None if it never does, else what is to be awaited for its
-    rest. Nothing in it may depend on the task that it begins in."""
-    try:
-        waits = work.send(None)
-    except StopIteration:
-        return None
-    return _Rest(work, waits)
-
-
-class _Rest:
-    """What is left of work that has begun to wait."""
-
-    def __init__(self, work: Coroutine[Any, Any, None], waits: Any) -> None:
-        """`waits`: what it waits for, as the event loop is told."""
-        self._work = work
-        self._waits = waits
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        try:
-            yield self._waits
-        except BaseException as error:
-            self._work.throw(error)
-            raise
-        yield from self._work.__await__()
+        await send(body_message(data))
