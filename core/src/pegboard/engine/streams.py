@@ -55,14 +55,15 @@ class Stream:
         more than all else; it must not wait. While what it returned is awaited nothing is given to
         it, and after that the latest state. Raises what iterating raises, and what `take` raises.
         """
-        while (state := await self._next()) is not None:
-            late = take(state)
+        while True:
+            if self._latest is None and not self._done:
+                late = await self._news(take)
+            elif (state := await self._next()) is not None:
+                late = take(state)
+            else:
+                return
             if late is not None:
                 await late
-            while self._latest is None and not self._done:
-                late = await self._news(take)
-                if late is not None:
-                    await late
 
     async def _next(self) -> Moment | None:
         """The latest state; None at the end."""
