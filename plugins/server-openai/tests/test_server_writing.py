@@ -19,8 +19,11 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from pegboard import CompletionOutput
 from pegboard_server_openai.options import ServerOptions
 from pegboard_server_openai.running import listen
+from pegboard_server_openai.sse import Choice, Frame
+from pegboard_server_openai.streams import Cursor
 from pegboard_server_openai.writing import begun, body_message, quick_write
 
 PIECE = b"x" * 65_000
@@ -54,7 +57,8 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def served(site: Site, sock: socket.socket, **options: Any) -> Any:
-    config = uvicorn.Config(site, lifespan="off", log_level="warning", http="httptools", **options)
+    usual = {"lifespan": "off", "log_level": "warning", "timeout_graceful_shutdown": 1}
+    config = uvicorn.Config(site, http="httptools", **usual, **options)
     server = uvicorn.Server(config)
     task = asyncio.ensure_future(server._serve(sockets=[sock]))
     while not server.started:
@@ -189,12 +193,14 @@ class Flood:
     async def __call__(self, send: Any) -> None:
         write = quick_write(send)
         late: Awaitable[None] | None = None
-        while late is None:
-            self.count += 1
-            assert self.count < 2000, "nobody holds it back"
-            late = write(b"%08d" % self.count + PIECE)
-            await asyncio.sleep(0)
-        self.full.set()
+        try:
+            while late is None:
+                self.count += 1
+                assert self.count < 2000, "nobody holds it back"
+                late = write(b"%08d" % self.count + PIECE)
+                await asyncio.sleep(0)
+        finally:
+            self.full.set()
         await late
         assert write(b"end") is None
 
@@ -220,11 +226,49 @@ def test_a_slow_reader_that_leaves_ends_the_wait() -> None:
         async with served(site, sock):
             _, writer = await ask(sock)
             await flood.full.wait()
+            await asyncio.sleep(0)
             assert not site.ended.is_set()
             writer.transport.abort()
             await site.ended.wait()
 
     run(main())
+
+
+def test_pieces_for_one_who_has_left_go_nowhere() -> None:
+    written: list[Any] = []
+
+    async def main() -> None:
+        gone = asyncio.Event()
+
+        async def late(send: Any) -> None:
+            write = quick_write(send)
+            await gone.wait()
+            written.extend(write(b"a") for _ in range(3))
+
+        site, sock = Site(late), listening()
+        async with served(site, sock):
+            _, writer = await ask(sock)
+            writer.transport.abort()
+            await asyncio.sleep(0.1)
+            gone.set()
+            await site.ended.wait()
+
+    run(main())
+    assert written == [None] * 3
+
+
+def test_a_choice_sends_what_is_new_and_nothing_while_nothing_is_shown() -> None:
+    choice = Choice(Cursor(), None)
+    item = CompletionOutput(0, "ab", [1, 2], num_shown=2)
+    assert choice.more("ab", 2) is None, "there is no frame yet"
+    assert choice.cursor.take(item) is not None
+    choice.frame = Frame(lambda text: {"text": text, "more": 1})
+    assert choice.more("ab", 2) == b"", "text that may begin a stop string is held back"
+    assert choice.more('ab"c', 3) == b'data: {"text":"\\"c","more":1}\n\n'
+    assert choice.more('ab"c', 4) == b'data: {"text":"","more":1}\n\n', "half a character"
+    item = CompletionOutput(0, 'ab"c\u00e9', [1, 2, 3, 4, 5], finish_reason="stop", num_shown=5)
+    news = choice.cursor.take(item)
+    assert news is not None and (news.text, news.ids) == ("\u00e9", [5])
 
 
 def test_the_rest_of_begun_work_is_called_off_with_its_task() -> None:
