@@ -208,7 +208,7 @@ class RequestOutput:
         item = self.outputs[0]
         whole = len(self.outputs) > 1 or self.prompt_logprobs is not None
         if whole or item.finish_reason is not None:
-            return Moment(self.snapshot())
+            return Moment(self.snapshot(), finished=self.finished)
         return Moment(
             self,
             item.text,
@@ -234,10 +234,7 @@ class Moment(msgspec.Struct, gc=False):
     score: float | None = None
     """The sum of their log-probabilities."""
     cached: int = 0
-
-    @property
-    def finished(self) -> bool:
-        return self.text is None and self.source.finished
+    finished: bool = False
 
     def output(self) -> RequestOutput:
         """The copy, which is made now of what was remembered."""
