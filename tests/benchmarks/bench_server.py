@@ -6,7 +6,9 @@ bench-server``. A client in a process of its own, whose time is not counted, rea
 
 * processor time per streamed token of the front end (goal 40 us) and of the engine's process, with
   steps of a length that the front end keeps up with;
-* steps per second of the engine, beside those of an engine in this process without a front end.
+* what a step of the engine takes while all streams run, in wall and processor time, beside the
+  same engine in this process without a front end, and for how long of it the engine's thread was
+  ready and had no processor: what is left of the difference is the engine's own.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 import json
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,7 +38,11 @@ from pegboard.testing.null_executor import NullExecutor
 GOAL_US = 40.0
 CONTEXT = 2048
 PROMPT = [5] * 32
+SHARES = (0.2, 0.8)
 COUNT = re.compile(rb'"completion_tokens":(\d+)')
+
+
+Read = tuple[int, int, float, float]
 
 
 @attrs.frozen
@@ -59,6 +66,20 @@ class Run:
     """Processor seconds of the front end."""
     engine: float
     """The same of the engine's process."""
+    step: float
+    """Seconds of wall time from step to step while all streams run."""
+    starved: float
+    """Seconds that the engine's thread was ready to run and had no processor."""
+
+
+@attrs.frozen
+class Alone:
+    """Figures of the engine without a front end."""
+
+    step: float
+    """Seconds of wall time per step."""
+    used: float
+    """Processor seconds per step."""
 
 
 def settings(streams: int) -> dict[str, int]:
@@ -70,28 +91,30 @@ def settings(streams: int) -> dict[str, int]:
     }
 
 
-def alone(load: Load) -> float:
-    """Seconds of the engine in this process, without a front end."""
+def alone(load: Load) -> Alone:
+    """The engine in this process, from the second step on."""
     config = EngineConfig(model="null", **settings(load.streams))  # type: ignore[arg-type]
     core, _ = build_core(config, NullExecutor(load.step_ms / 1e3), CONTEXT)
     params = SamplingParams(temperature=0.0, max_tokens=load.tokens, ignore_eos=True)
     for number in range(load.streams):
         request = EngineRequest(str(number), PROMPT, params, seed=0, max_tokens=load.tokens)
         core.add(request)
-    begin = time.perf_counter()
+    core.step()
+    begin, before, steps = time.perf_counter(), time.process_time(), 0
     while core.has_work():
         core.step()
-    wall = time.perf_counter() - begin
+        steps += 1
+    wall, used = time.perf_counter() - begin, time.process_time() - before
     core.close()
-    return wall
+    return Alone(wall / steps, used / steps)
 
 
 # The client, in a process of its own
 
 
-async def read_stream(port: int, tokens: int) -> tuple[int, int]:
-    """Tokens and frames of one stream; raw, since a client library would take longer than the
-    server."""
+async def read_stream(port: int, tokens: int) -> Read:
+    """Tokens and frames of one stream, and when the frames came that are a fifth and four fifths of
+    as many as tokens; raw, since a client library would take longer than the server."""
     body = json.dumps(
         {
             "prompt": PROMPT,
@@ -107,15 +130,18 @@ async def read_stream(port: int, tokens: int) -> tuple[int, int]:
     )
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head % len(body) + b"\r\n" + body)
-    frames, last = 0, b""
+    frames, last, times = 0, b"", [0.0, 0.0]
     while data := await reader.read(1 << 16):
         frames += data.count(b"data: ")
         last = (last + data)[-2000:]
+        for place, share in enumerate(SHARES):
+            if not times[place] and frames >= share * tokens:
+                times[place] = time.perf_counter()
     writer.close()
-    return int(COUNT.findall(last)[-1]), frames - 2
+    return int(COUNT.findall(last)[-1]), frames - 2, times[0], times[1]
 
 
-async def read_all(port: int, load: Load) -> list[tuple[int, int]]:
+async def read_all(port: int, load: Load) -> list[Read]:
     return list(
         await asyncio.gather(*(read_stream(port, load.tokens) for _ in range(load.streams)))
     )
@@ -153,15 +179,30 @@ def start(model: Path, port: int, load: Load) -> subprocess.Popen[bytes]:
     raise SystemExit((process.stderr or sys.stdin).read())
 
 
-def ask(port: int, load: Load) -> list[tuple[int, int]]:
+def ask(port: int, load: Load) -> list[Read]:
     words = ["client", str(port), str(load.streams), str(load.tokens)]
     done = subprocess.run([sys.executable, "-I", __file__, *words], capture_output=True, check=True)
-    return [tuple(pair) for pair in json.loads(done.stdout)]
+    return [tuple(found) for found in json.loads(done.stdout)]
 
 
 def processor(process: psutil.Process) -> float:
     used: Any = process.cpu_times()
     return float(used.user + used.system)
+
+
+def starved(process: psutil.Process) -> float:
+    """Seconds that the process's main thread waited for a processor; 0 where nobody tells."""
+    try:
+        told = Path(f"/proc/{process.pid}/task/{process.pid}/schedstat").read_text()
+    except OSError:
+        return 0.0
+    return int(told.split()[1]) / 1e9
+
+
+def step_of(found: list[Read], load: Load) -> float:
+    """Seconds from step to step in the middle of most streams."""
+    low, high = SHARES
+    return statistics.median((f[3] - f[2]) / ((high - low) * load.tokens) for f in found)
 
 
 def through(folder: Path, load: Load) -> Run:
@@ -173,10 +214,13 @@ def through(folder: Path, load: Load) -> Run:
         [engine] = front.children()
         ask(port, Load(load.streams, 16, 0.0))  # everything is imported and warm
         begin, before, theirs = time.perf_counter(), processor(front), processor(engine)
+        waited = starved(engine)
         found = ask(port, load)
         wall = time.perf_counter() - begin
         used, its = processor(front) - before, processor(engine) - theirs
-        return Run(sum(f[0] for f in found), sum(f[1] for f in found), wall, used, its)
+        tokens, frames = sum(f[0] for f in found), sum(f[1] for f in found)
+        waited = starved(engine) - waited
+        return Run(tokens, frames, wall, used, its, step_of(found, load), waited)
     finally:
         served.terminate()
         served.wait()
@@ -188,14 +232,22 @@ def main() -> None:
     load = Load(*given)
     with tempfile.TemporaryDirectory() as folder:
         run = through(Path(folder), load)
-    base = alone(load)
-    micro = 1e6 / run.tokens
+    report(load, run, alone(load))
+
+
+def report(load: Load, run: Run, base: Alone) -> None:
+    micro, each = 1e6 / run.tokens, 1e3 * load.streams / run.tokens
     print(f"{load.streams} streams of {load.tokens} tokens, steps of {load.step_ms:g} ms")
     print(f"front end  {run.front * micro:6.1f} us a token (goal {GOAL_US:g})")
     print(f"engine     {run.engine * micro:6.1f} us a token")
-    print(f"frames     {run.tokens / run.frames:6.2f} tokens a frame")
+    print(f"frames     {run.tokens / run.frames:6.2f} tokens a frame, {run.wall:.2f} s in all")
     print(
-        f"wall       {run.wall:6.2f} s, the engine alone {base:.2f} s: {run.wall / base - 1:+.1%}"
+        f"a step     {run.step * 1e3:6.2f} ms, alone {base.step * 1e3:.2f}: "
+        f"{run.step / base.step - 1:+.1%}"
+    )
+    print(
+        f"of it      {run.engine * each:6.2f} ms of processor time, alone {base.used * 1e3:.2f}; "
+        f"without a processor {run.starved * each:.2f}"
     )
 
 

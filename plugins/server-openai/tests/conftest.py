@@ -29,6 +29,19 @@ from pegboard_server_openai.options import AppOptions
 sys.path.append(str(Path(__file__).parent))  # for `served`, which several files use
 
 
+class Whole:
+    """A state that is there already."""
+
+    text = None
+    shown = 0
+
+    def __init__(self, output: RequestOutput) -> None:
+        self._output = output
+
+    def output(self) -> RequestOutput:
+        return self._output
+
+
 class ThreadStream:
     """The states of one request, each a copy."""
 
@@ -49,6 +62,12 @@ class ThreadStream:
             raise found
         self._ended = found.finished
         return found
+
+    async def feed(self, take: Any) -> None:
+        async for output in self:
+            late = take(Whole(output))
+            if late is not None:
+                await late
 
     def close(self) -> None:
         if not self._ended:

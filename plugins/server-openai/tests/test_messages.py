@@ -14,6 +14,7 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from pegboard import RequestOutput
 from pegboard.testing.checkpoints import ByteVocabulary, write_scripted_model, write_tiny_model
 from pegboard_server_openai.gate import Gate
 from pegboard_server_openai.options import AppOptions
@@ -318,9 +319,11 @@ def test_an_answer_that_the_server_ends_is_an_error(
         put = stream.put
 
         def cut(state: Any) -> None:
-            state.outputs[0].finish_reason, state.outputs[0].stop_reason = "abort", why
-            state.finished = True
-            put(state)
+            whole = isinstance(state, RequestOutput)
+            output = state if whole else state.output()
+            output.outputs[0].finish_reason, output.outputs[0].stop_reason = "abort", why
+            output.finished = True
+            put(output if whole else type(state)(output, finished=True))
             stream.close()
 
         stream.put = cut

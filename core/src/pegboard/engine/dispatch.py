@@ -17,7 +17,7 @@ from pegboard.engine.inputs import TokenisedPrompt
 from pegboard.engine.messages import Batch
 from pegboard.engine.observe import NullWatch, Watch
 from pegboard.engine.output_processor import OutputProcessor
-from pegboard.engine.streams import Post, State, Stream
+from pegboard.engine.streams import State, Stream
 from pegboard.errors import EngineDeadError, RequestError
 
 __all__ = ["Dispatcher"]
@@ -113,7 +113,7 @@ class Dispatcher:
                 stream, output = self._streams.get(name), self._outputs.get(name)
                 if stream is not None and output is not None:
                     ids += self._forget(name, stop_reason=stop_reason)
-                    states[stream] = output.snapshot()
+                    states[stream] = output.moment()
         self._abort(ids)
         self._send(states)
 
@@ -160,7 +160,7 @@ class Dispatcher:
             changed, stopped = self._outputs.process(batch.outputs)
             states: dict[Stream, State] = {}
             for output in changed:
-                states[self._streams[output.request_id]] = output.snapshot()
+                states[self._streams[output.request_id]] = output.moment()
                 if output.finished:
                     del self._streams[output.request_id]
             ids = self._refuse(batch, states) if batch.refused else []
@@ -223,12 +223,13 @@ class Dispatcher:
             with contextlib.suppress(EngineDeadError):  # which took them along
                 self._client.abort(ids)
 
-    def _send(self, states: Mapping[Stream, State]) -> None:
-        """To the loops. What a closed loop should have read is dropped."""
-        posts: dict[Post, dict[Stream, State]] = {}
-        for stream, state in states.items():
-            posts.setdefault(stream.post, {})[stream] = state
-        for post, mine in posts.items():
+    def _send(self, states: dict[Stream, State]) -> None:
+        """To the loops, which may keep `states`. What a closed loop should have read is dropped."""
+        posts = {stream.post for stream in states}
+        for post in posts:
+            mine = states
+            if len(posts) > 1:
+                mine = {stream: state for stream, state in states.items() if stream.post is post}
             if not post.send(mine):
-                for stream in mine:
+                for stream in list(mine):
                     self.cancel(stream)

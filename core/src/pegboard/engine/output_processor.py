@@ -120,12 +120,11 @@ class OutputProcessor:
             request, sequence = found
             if sequence.completion.finish_reason is not None:
                 continue
-            bare = sequence.bare
+            completion, bare = sequence.completion, sequence.bare
             if bare is not None and _is_plain(item, request.output):
-                _take_plain(request.output, sequence.completion, bare, item)
+                _take_plain(request.output, completion, bare, item)
             elif self._take(request, sequence, item):
                 stopped.append(item.request_id)
-            completion = sequence.completion
             if item.token_ids:
                 moment = item.time or time.monotonic()
                 watch.took(request.followed, sequence.followed, len(completion.token_ids), moment)

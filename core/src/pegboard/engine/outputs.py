@@ -6,11 +6,12 @@ import time
 from typing import Any
 
 import attrs
+import msgspec
 
 from pegboard.api.params import Logprob
 from pegboard.api.views import RequestEvent
 
-__all__ = ["CompletionOutput", "RequestMetrics", "RequestOutput"]
+__all__ = ["CompletionOutput", "Moment", "RequestMetrics", "RequestOutput"]
 
 
 @attrs.define
@@ -73,6 +74,11 @@ class _Snapshot(CompletionOutput):
         self._shared_logprobs = source.logprobs
         self._own_ids: list[int] | None = None
         self._own_logprobs: list[dict[int, Logprob]] | None = None
+
+    def rewind(self, text: str, shown: int, count: int, score: float | None) -> None:
+        """To when the sequence went on and had so much."""
+        self.text, self.num_shown, self._count, self.cumulative_logprob = text, shown, count, score
+        self.finish_reason = self.stop_reason = self.error = None
 
     @property
     def num_tokens(self) -> int:
@@ -195,4 +201,55 @@ class RequestOutput:
             self.metrics,
             self.num_cached_tokens,
             self.kv_transfer_params,
+        )
+
+    def moment(self) -> Moment:
+        """The state as it is now, for one who may never look at all of it."""
+        item = self.outputs[0]
+        whole = len(self.outputs) > 1 or self.prompt_logprobs is not None
+        if whole or item.finish_reason is not None:
+            return Moment(self.snapshot(), finished=self.finished)
+        return Moment(
+            self,
+            item.text,
+            item.num_shown,
+            len(item.token_ids),
+            item.cumulative_logprob,
+            self.num_cached_tokens,
+        )
+
+
+class Moment(msgspec.Struct, gc=False):
+    """A request's state at one time. Of a single sequence that goes on it remembers what changes
+    from token to token, which costs a small part of a copy."""
+
+    source: RequestOutput
+    """The copy; where there is a `text`, the request itself."""
+    text: str | None = None
+    """Of the single sequence that goes on."""
+    shown: int = 0
+    """How many of its tokens `text` shows."""
+    count: int = 0
+    """How many tokens it has."""
+    score: float | None = None
+    """The sum of their log-probabilities."""
+    cached: int = 0
+    finished: bool = False
+
+    def output(self) -> RequestOutput:
+        """The copy, which is made now of what was remembered."""
+        source, text = self.source, self.text
+        if text is None:
+            return source
+        item = _Snapshot(source.outputs[0])
+        item.rewind(text, self.shown, self.count, self.score)
+        return RequestOutput(
+            source.request_id,
+            source.prompt,
+            source.prompt_token_ids,
+            None,
+            [item],
+            False,
+            source.metrics,
+            self.cached,
         )

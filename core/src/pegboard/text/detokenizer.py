@@ -49,6 +49,10 @@ class IncrementalDetokenizer:
     def push(self, ids: Sequence[int]) -> str:
         """Text that is certain after these ids. Never raises: an id that is no token gives no
         text."""
+        if len(ids) == 1 and not self._unfinished:
+            whole = self._joiner.whole(ids[0])
+            if whole is not None:  # what most tokens are; joining and decoding takes longer
+                return whole
         data = self._joiner.join(ids)
         if data.isascii() and not self._unfinished:  # most pieces; the decoder takes longer
             return data.decode("ascii")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pegboard.text.codec import TokenCodec
 
-__all__ = ["PieceJoiner", "PieceTable", "Vocabulary"]
+__all__ = ["PieceJoiner", "PieceTable", "TextTable", "Vocabulary"]
 
 
 class PieceTable(dict[int, bytes]):
@@ -20,6 +20,22 @@ class PieceTable(dict[int, bytes]):
         piece = self._make(token_id)
         self[token_id] = piece
         return piece
+
+
+class TextTable(dict[int, "str | None"]):
+    """Texts by token id, of the tokens that are whole characters; None for others."""
+
+    def __init__(self, pieces: PieceTable) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            text = self._pieces[token_id].decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token_id] = text
+        return text
 
 
 class Vocabulary:
@@ -45,6 +61,8 @@ class Vocabulary:
         """Bytes of each token inside a text."""
         self.shown = PieceTable(self._shown)
         """The same, special tokens standing for nothing."""
+        self.texts = TextTable(self.pieces)
+        self.shown_texts = TextTable(self.shown)
 
     def opening(self, token_id: int) -> bytes:
         """Bytes of a token that begins a text."""
@@ -89,6 +107,7 @@ class PieceJoiner:
         "_spaces",
         "_strip",
         "_table",
+        "_texts",
         "_vocabulary",
     )
 
@@ -103,6 +122,7 @@ class PieceJoiner:
         self._skip = skip_special_tokens
         self._spaces = spaces_between_special_tokens
         self._table = vocabulary.shown if skip_special_tokens else vocabulary.pieces
+        self._texts = vocabulary.shown_texts if skip_special_tokens else vocabulary.texts
         self._first = True
         self._after_special = False
         self._strip = vocabulary.codec.strip_count
@@ -124,6 +144,11 @@ class PieceJoiner:
             table = self._table
             return b"".join([table[token_id] for token_id in ids])
         return b"".join([self._careful(token_id) for token_id in ids])
+
+    def whole(self, token_id: int) -> str | None:
+        """The text of the next token, if that is whole characters and depends on nothing before;
+        where it is None, the token is still to be joined."""
+        return self._texts[token_id] if self._settled else None
 
     def _careful(self, token_id: int) -> bytes:
         """One token where the start of the text, or a neighbouring special token, may matter."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import attrs
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,7 +26,7 @@ from pegboard_server_openai.replies import (
 )
 from pegboard_server_openai.sampling import chat_params
 from pegboard_server_openai.scores import ScoreWriter
-from pegboard_server_openai.sse import DONE, AnswerStream, Frame, event, whole_answer
+from pegboard_server_openai.sse import DONE, AnswerStream, Choice, Frame, event, whole_answer
 from pegboard_server_openai.state import ServerState
 from pegboard_server_openai.streams import Batch, Cursor, News
 
@@ -109,16 +108,6 @@ def _check_tools(body: ChatRequest) -> None:
         raise HttpError(400, "tool_choice is allowed only together with tools", param="tool_choice")
 
 
-@attrs.define
-class _Choice:
-    """What is kept of one choice while it is streamed."""
-
-    cursor: Cursor
-    writer: ScoreWriter | None
-    frame: Frame | None = None
-    """Of chunks where only the text changes."""
-
-
 class _Answer:
     """Makes the answer of one body from the states of its request."""
 
@@ -129,7 +118,7 @@ class _Answer:
         self._model = model
         self._options = body.stream_options
         self._wants_usage = bool(self._options and self._options.include_usage)
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, Choice] = {}
         self._created = int(time.time())
 
     def whole(self, output: RequestOutput) -> ChatReply:
@@ -164,18 +153,18 @@ class _Answer:
         for item in output.outputs:
             choice = self._choices.get(item.index)
             if choice is None:
-                choice = self._choices[item.index] = _Choice(Cursor(), self._writer())
+                choice = self._choices[item.index] = Choice(Cursor(), self._writer())
                 found += event(self._first(item.index, self._usage(output), output))
             found += self._event(item.index, choice, output, item)
         return found
 
     def _event(
-        self, index: int, choice: _Choice, output: RequestOutput, item: CompletionOutput
+        self, index: int, choice: Choice, output: RequestOutput, item: CompletionOutput
     ) -> bytes:
-        if choice.frame is not None:
-            text = choice.cursor.take_text(item)
-            if text is not None:
-                return choice.frame.fill(text)
+        if item.finish_reason is None:
+            data = choice.more(item.text, item.num_shown)
+            if data is not None:
+                return data
         news = choice.cursor.take(item)
         if news is None:
             return b""
@@ -183,6 +172,10 @@ class _Answer:
             same = None if self._wants_usage else UNSET
             choice.frame = Frame(lambda text: self._chunk([ChunkChoice(index, Delta(text))], same))
         return event(self._chunk([self._piece(index, news, choice.writer)], self._usage(output)))
+
+    def choice(self, index: int) -> Choice | None:
+        """What is kept of a choice; None before its first event."""
+        return self._choices.get(index)
 
     def last(self, outputs: Iterable[RequestOutput]) -> bytes:
         """The usage, if it was asked for, and the end."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import attrs
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +17,7 @@ from pegboard_server_openai.reading import read_body
 from pegboard_server_openai.replies import CompletionChoice, CompletionReply, Usage, usage_of
 from pegboard_server_openai.sampling import completion_params
 from pegboard_server_openai.scores import CompletionScores, ScoreWriter
-from pegboard_server_openai.sse import DONE, AnswerStream, Frame, event, whole_answer
+from pegboard_server_openai.sse import DONE, AnswerStream, Choice, Frame, event, whole_answer
 from pegboard_server_openai.state import ServerState
 from pegboard_server_openai.streams import Batch, Cursor, News
 
@@ -70,16 +69,6 @@ def _salted(prompts: list[Any], salt: str | None) -> list[Any]:
     return [{key[isinstance(item, str)]: item, "cache_salt": salt} for item in prompts]
 
 
-@attrs.define
-class _Choice:
-    """What is kept of one choice while it is streamed."""
-
-    cursor: Cursor
-    writer: ScoreWriter | None
-    frame: Frame | None = None
-    """Of chunks where only the text changes."""
-
-
 class _Answer:
     """Makes the answer of one body from the states of its requests."""
 
@@ -93,7 +82,7 @@ class _Answer:
         self._n = n
         self._options = body.stream_options
         self._wants_usage = bool(self._options and self._options.include_usage)
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, Choice] = {}
         self._created = int(time.time())
 
     def whole(self, outputs: Sequence[RequestOutput]) -> CompletionReply:
@@ -111,17 +100,17 @@ class _Answer:
         for item in output.outputs:
             index = place * self._n + item.index
             if index not in self._choices:
-                self._choices[index] = _Choice(Cursor(), self._writer())
+                self._choices[index] = Choice(Cursor(), self._writer())
             found += self._event(index, self._choices[index], output, item)
         return found
 
     def _event(
-        self, index: int, choice: _Choice, output: RequestOutput, item: CompletionOutput
+        self, index: int, choice: Choice, output: RequestOutput, item: CompletionOutput
     ) -> bytes:
-        if choice.frame is not None:
-            text = choice.cursor.take_text(item)
-            if text is not None:
-                return choice.frame.fill(text)
+        if item.finish_reason is None:
+            data = choice.more(item.text, item.num_shown)
+            if data is not None:
+                return data
         first = choice.cursor.fresh
         news = choice.cursor.take(item)
         if news is None:
@@ -133,6 +122,10 @@ class _Answer:
         always = self._options is not None and self._options.continuous_usage_stats
         usage = usage_of([output]) if always else None if self._wants_usage else UNSET
         return event(self._reply([piece], usage))
+
+    def choice(self, index: int) -> Choice | None:
+        """What is kept of a choice; None before its first event."""
+        return self._choices.get(index)
 
     def last(self, outputs: Iterable[RequestOutput]) -> bytes:
         """The usage, if it was asked for, and the end."""

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pegboard import EngineConfig, RequestOutput, SamplingParams
 from pegboard.api.tokenizer import TextTokenizer
 
-__all__ = ["Engine", "Stream"]
+__all__ = ["Engine", "Moment", "Stream", "Take"]
+
+
+class Moment(Protocol):
+    """A request's state at one time, of which more than the text is made only if it is wanted."""
+
+    @property
+    def text(self) -> str | None:
+        """Of a single sequence that goes on; None of all others."""
+        ...
+
+    @property
+    def shown(self) -> int:
+        """How many of its tokens the text shows."""
+        ...
+
+    def output(self) -> RequestOutput: ...
+
+
+Take = Callable[[Moment], Awaitable[None] | None]
 
 
 class Stream(Protocol):
@@ -17,6 +36,11 @@ class Stream(Protocol):
     def __aiter__(self) -> AsyncIterator[RequestOutput]: ...
 
     async def __anext__(self) -> RequestOutput: ...
+
+    async def feed(self, take: Take) -> None:
+        """In place of iterating: `take` gets each state at once where it arrives, outside of any
+        task, and the next one after what it returned, if anything, was awaited."""
+        ...
 
     def close(self) -> None:
         """Drop the request, if it has not ended."""

@@ -46,10 +46,11 @@ def listen(options: ServerOptions) -> socket.socket:
         return _listen_unix(options.uds)
     where = f"--host {options.host} --port {options.port}"
     try:
-        [(family, _, _, _, address), *_] = socket.getaddrinfo(
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
             options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        found = socket.socket(family, socket.SOCK_STREAM)
+        # Only of sockets that name their protocol asyncio's own loop has pieces sent at once.
+        found = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ConfigError(f"{where} is not allowed: {error.strerror or error}") from None
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -11,17 +11,22 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
+import attrs
 import msgspec
 from starlette.responses import Response
 
 from pegboard import RequestOutput
+from pegboard_server_openai.engine import Moment, Take
 from pegboard_server_openai.faults import HttpError, error_body, fault_of, json_response
-from pegboard_server_openai.streams import Batch
+from pegboard_server_openai.scores import ScoreWriter
+from pegboard_server_openai.streams import Batch, Cursor
+from pegboard_server_openai.writing import Write, body_message, quick_write
 
 __all__ = [
     "DIRECT_SEND",
     "DONE",
     "AnswerStream",
+    "Choice",
     "EventStream",
     "Frame",
     "event",
@@ -63,6 +68,24 @@ class Frame:
     def fill(self, text: str) -> bytes:
         """The event with this text."""
         return self._before + _ENCODE(text) + self._after
+
+
+@attrs.define
+class Choice:
+    """What is kept of one choice while it is streamed."""
+
+    cursor: Cursor
+    writer: ScoreWriter | None
+    frame: Frame | None = None
+    """Of chunks where only the text changes, once the first was sent."""
+
+    def more(self, text: str, shown: int) -> bytes | None:
+        """The event of a choice that goes on, of whose tokens `text` shows so many, empty if that
+        is nothing new; None where more than the text changes."""
+        if self.frame is None:
+            return None
+        new = self.cursor.grow(text, shown)
+        return b"" if new is None else self.frame.fill(new)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -135,7 +158,7 @@ class EventStream(Response):
     async def _events_to(self, send: Any) -> None:
         assert self._events is not None
         async for data in self._events:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send(body_message(data))
 
     async def _write(self, send: Any) -> None:
         try:
@@ -147,7 +170,7 @@ class EventStream(Response):
             if fault.status == 500 and fault is not error:
                 _LOG.exception("a stream failed")
             last = event(error_body(fault)) + DONE
-            await send({"type": "http.response.body", "body": last, "more_body": True})
+            await send(body_message(last))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -158,14 +181,18 @@ class Answer(Protocol):
         """Events of what is new in the request of one prompt; empty if nothing is."""
         ...
 
+    def choice(self, index: int) -> Choice | None:
+        """What is kept of a choice; None before its first event."""
+        ...
+
     def last(self, outputs: Iterable[RequestOutput]) -> bytes:
         """The events at the end."""
         ...
 
 
 class AnswerStream(EventStream):
-    """The events of one body's answer. Between the engine's stream and the socket there is no
-    generator: each of them costs as much as the rest of a token's way."""
+    """The events of one body's answer. Between the engine's stream and the socket there is neither
+    a generator nor a task to wake: each of them costs as much as the rest of a token's way."""
 
     def __init__(self, batch: Batch, answer: Answer, headers: dict[str, str]) -> None:
         super().__init__(None, batch.close, headers)
@@ -173,21 +200,37 @@ class AnswerStream(EventStream):
         self._answer = answer
 
     async def _events_to(self, send: Any) -> None:
-        batch, pieces = self._batch, self._answer.pieces
+        batch, answer = self._batch, self._answer
         stream = batch.single
         if stream is None:
             async for place, output in batch.states():
-                await _send(send, pieces(place, output))
+                await _send(send, answer.pieces(place, output))
         else:
-            async for output in stream:
-                if output.finished:
-                    batch.note(0, output)
-                data = pieces(0, output)
-                if data:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-        await _send(send, self._answer.last(batch.latest.values()))
+            await stream.feed(self._taker(quick_write(send)))
+        await _send(send, answer.last(batch.latest.values()))
+
+    def _taker(self, write: Write) -> Take:
+        """Writes the events of a state, at once while the client keeps up."""
+        choice: Choice | None = None
+
+        def take(state: Moment) -> Awaitable[None] | None:
+            nonlocal choice
+            text, data = state.text, None
+            if choice is not None and text is not None:
+                data = choice.more(text, state.shown)
+            if data is None:
+                data = self._whole(state.output())
+                choice = self._answer.choice(0)
+            return write(data) if data else None
+
+        return take
+
+    def _whole(self, output: RequestOutput) -> bytes:
+        if output.finished:
+            self._batch.note(0, output)
+        return self._answer.pieces(0, output)
 
 
 async def _send(send: Any, data: bytes) -> None:
     if data:
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send(body_message(data))

@@ -177,12 +177,11 @@ class Cursor:
         self._text, self._ids, self._ended = len(item.text), end, item.finished
         return News(text, ids, scores, item)
 
-    def take_text(self, item: CompletionOutput) -> str | None:
-        """The same of the text alone, at less cost, where there is more to come; None where `take`
-        is to be called."""
-        end = item.num_shown
-        if self.fresh or item.finish_reason is not None or end == self._ids:
+    def grow(self, text: str, shown: int) -> str | None:
+        """The new part of the text of a sequence that goes on, of which something was sent; None
+        if no more of its tokens are shown."""
+        if shown == self._ids:
             return None
-        text = item.text[self._text :]
-        self._text, self._ids = self._text + len(text), end
-        return text
+        new = text[self._text :]
+        self._text, self._ids = len(text), shown
+        return new
