@@ -15,7 +15,7 @@ import pytest
 
 from pegboard.api.endpoint import Endpoint, Route
 from pegboard.errors import RequestError
-from pegboard.plugins import load_plugins
+from pegboard.testing.boards import own_board
 from pegboard_server_openai.app import AppOptions, build_app
 
 HERE = "endpoint_handlers_of_tests"
@@ -30,8 +30,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[httpx.Response]]:
         module.routes = lambda ctx: routes  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, HERE, module)
         endpoint = Endpoint("of-tests", f"{HERE}:routes")
-        board = load_plugins(environ={"VLLM_PLUGINS": ""}, extra=[("endpoint", endpoint)])
-        engine: Any = SimpleNamespace(board=board)
+        engine: Any = SimpleNamespace(board=own_board(("endpoint", endpoint)))
         app = build_app(engine, AppOptions(names=("m",)))
 
         async def all_of_them() -> list[httpx.Response]:

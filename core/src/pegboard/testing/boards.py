@@ -63,9 +63,9 @@ def board_of(*plugins: str) -> Board:
     return load_plugins(environ=environ)
 
 
-def own_board() -> Board:
-    """Without any plugin: what the core itself brings."""
-    return board_of()
+def own_board(*extra: tuple[str, Descriptor]) -> Board:
+    """Without any plugin: what the core itself brings, and these (surface, descriptor) pairs."""
+    return load_plugins(environ={VARIABLE: ""}, extra=extra)
 
 
 @cache

@@ -21,36 +21,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import attrs
 import pytest
 import torch
 
-from pegboard.api.checkpoint import PLAIN_TYPES
 from pegboard.api.quant import (
     LayerKind,
     LayerSpec,
     LinearMethod,
     ParallelRole,
-    ParamSpec,
     QuantContext,
     QuantFormat,
     SourceTensor,
 )
 from pegboard.errors import UnsupportedError
 from pegboard_testkit.own_settings import OwnSettings
+from pegboard_testkit.quant_case import StoredPart, delivered, shard, weight
 
 __all__ = ["QuantKit", "StoredPart"]
-
-
-@attrs.frozen(eq=False)
-class StoredPart:
-    """One part of a layer as a checkpoint has it."""
-
-    tensors: Mapping[str, tuple[str, torch.Tensor]]
-    """By the last component of its name, the stored type and the tensor as the loader reads it
-    (bytes, ``uint8``, for block types)."""
-    weight: torch.Tensor
-    """The numbers that it means: ``float64 [outputs, in_features]``."""
 
 
 class QuantKit(OwnSettings):
@@ -107,7 +94,7 @@ class QuantKit(OwnSettings):
             method = self._method(case, parts, "float32")
             found = method.dequantise(method.finalise(self._loaded(method, parts), None))
             assert found.dtype == torch.float32, f"{case}: dequantise gives {found.dtype}"
-            self._near(f"{case}: dequantise", found, _weight(parts), self.exactness)
+            self._near(f"{case}: dequantise", found, weight(parts), self.exactness)
 
     def test_apply_is_the_product_with_the_stored_numbers(self) -> None:
         for case, parts in self._stacks():
@@ -121,7 +108,7 @@ class QuantKit(OwnSettings):
                     where = f"{case}, {dtype}, {rows} rows"
                     assert tuple(y.shape) == wanted, f"{where}: {tuple(y.shape)}, not {wanted}"
                     assert y.dtype == x.dtype, f"{where}: {y.dtype} for {x.dtype}"
-                    self._near(where, y, x.double() @ _weight(parts).T, tolerance)
+                    self._near(where, y, x.double() @ weight(parts).T, tolerance)
 
     def test_a_row_does_not_depend_on_its_batch_mates(self) -> None:
         for case, parts in self._stacks():
@@ -145,7 +132,7 @@ class QuantKit(OwnSettings):
             self._near(
                 f"{case}: after an update",
                 method.dequantise(updated),
-                _weight(fresh),
+                weight(fresh),
                 self.exactness,
             )
 
@@ -175,7 +162,7 @@ class QuantKit(OwnSettings):
                     shares[number].append(share)
             joined = torch.cat([torch.cat(share, dim=1) for share in shares], dim=1)
             tolerance = self.tolerances["float32"]
-            self._near(f"{case}: columns", joined, x.double() @ _weight(parts).T, tolerance)
+            self._near(f"{case}: columns", joined, x.double() @ weight(parts).T, tolerance)
 
     def test_rows_divided_among_ranks_add_up_to_the_whole(self) -> None:
         for case, parts in self._divided():
@@ -185,7 +172,7 @@ class QuantKit(OwnSettings):
                 spec = self._layer(parts, role="row", rank=rank, world=self.world)
                 total += self._apply(case, spec, parts, share.contiguous())
             tolerance = self.tolerances["float32"]
-            self._near(f"{case}: rows", total, x.double() @ _weight(parts).T, tolerance)
+            self._near(f"{case}: rows", total, x.double() @ weight(parts).T, tolerance)
 
     def test_an_unknown_stored_type_is_refused_or_left_to_the_core(self) -> None:
         strange = SourceTensor("model.x.weight", "ODD_7", (64, self.in_features))
@@ -263,8 +250,8 @@ class QuantKit(OwnSettings):
             for spec in method.parameters(number):
                 shared = spec if layer is None else layer.shared(number, spec)
                 stored, tensor = part.tensors[spec.name]
-                shard = _shard(tensor, shared, layer)
-                loaded.setdefault(spec.name, []).append(_delivered(shard, spec, stored))
+                own = shard(tensor, shared, layer)
+                loaded.setdefault(spec.name, []).append(delivered(own, spec, stored))
         return loaded
 
     def _inputs(self, rows: int, dtype: str) -> torch.Tensor:
@@ -278,28 +265,6 @@ class QuantKit(OwnSettings):
         assert difference <= tolerance * norm, (
             f"{what}: the error is {difference / norm:.2g} of the norm, allowed is {tolerance:.2g}"
         )
-
-
-def _weight(parts: Sequence[StoredPart]) -> torch.Tensor:
-    return torch.cat([part.weight.double() for part in parts])
-
-
-def _shard(tensor: torch.Tensor, spec: ParamSpec, layer: LayerSpec | None) -> torch.Tensor:
-    if layer is None or spec.shard_axis is None or layer.world == 1:
-        return tensor.clone()
-    start, stop = spec.span(layer.rank, layer.world)
-    return tensor.narrow(spec.shard_axis, start, stop - start).clone()
-
-
-def _delivered(tensor: torch.Tensor, spec: ParamSpec, stored: str) -> torch.Tensor:
-    dtype = getattr(torch, spec.dtype)
-    if stored in PLAIN_TYPES:
-        return tensor.to(dtype)
-    assert tensor.dtype == dtype, (
-        f"{spec.name!r} is wanted as {spec.dtype}; of a tensor stored as {stored} the loader has "
-        f"{tensor.dtype}"
-    )
-    return tensor
 
 
 def _places(params: Mapping[str, Any]) -> dict[str, int]:
