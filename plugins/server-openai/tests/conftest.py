@@ -113,6 +113,10 @@ class ThreadEngine:
             self.llm.apply_chat_template, messages, chat_template, **options
         )
 
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.llm.engine.inputs.check_length(text)
+        return self.llm.get_tokenizer().encode(text, add_special_tokens)
+
     async def abort(self, request_ids: Any) -> None:
         for name in request_ids:
             self._drop(name)

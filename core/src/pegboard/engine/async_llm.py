@@ -185,6 +185,15 @@ class AsyncLLM:
             lambda: self._front.apply_chat_template(messages, chat_template, **options)
         )
 
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, beside the event loop. It may be longer than the context, but a
+        `RequestError` refuses one that could not fit however well tokens cover it."""
+        self._front.inputs.check_length(text)
+        encode = self.get_tokenizer().encode
+        self._requests.check()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, encode, text, add_special_tokens)
+
     async def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests with what there is, and the finish reason ``"abort"``; unknown ids are
         ignored."""

@@ -79,6 +79,10 @@ class Engine(Protocol):
         """A conversation as a tokenised prompt, with ``ids`` and ``text``."""
         ...
 
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Raises `RequestError` for one that no context could hold."""
+        ...
+
     async def abort(self, request_ids: str | Iterable[str]) -> None: ...
 
     async def check_health(self) -> None:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from pegboard import RequestOutput
 from pegboard_server_openai.faults import HttpError, error_body, fault_of, json_response
+from pegboard_server_openai.keep_alive import KeepAlive, kept_alive
 from pegboard_server_openai.streams import Batch
 
 __all__ = [
@@ -111,8 +112,10 @@ class EventStream(Response):
         events: AsyncIterator[bytes] | None,
         close: Callable[[], None],
         headers: dict[str, str] | None = None,
+        keep_alive: KeepAlive | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", **(headers or {})})
+        self._keep_alive = keep_alive
         del self.headers["content-length"]
         self._events = events
         self._close = close
@@ -139,7 +142,8 @@ class EventStream(Response):
 
     async def _write(self, send: Any) -> None:
         try:
-            await self._events_to(send)
+            async with kept_alive(send, self._keep_alive) as sending:
+                await self._events_to(sending)
         except OSError:
             return  # the client left
         except Exception as error:
@@ -167,8 +171,14 @@ class AnswerStream(EventStream):
     """The events of one body's answer. Between the engine's stream and the socket there is no
     generator: each of them costs as much as the rest of a token's way."""
 
-    def __init__(self, batch: Batch, answer: Answer, headers: dict[str, str]) -> None:
-        super().__init__(None, batch.close, headers)
+    def __init__(
+        self,
+        batch: Batch,
+        answer: Answer,
+        headers: dict[str, str],
+        keep_alive: KeepAlive | None = None,
+    ) -> None:
+        super().__init__(None, batch.close, headers, keep_alive)
         self._batch = batch
         self._answer = answer
 
