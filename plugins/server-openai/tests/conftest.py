@@ -169,9 +169,9 @@ class ThreadEngine:
             self._wake.wait()
             self._wake.clear()
             while self.llm.engine.core.has_work() and not self._closed:
+                time.sleep(self._pause)
                 for output in self.llm.engine.step():
                     self._tell(output)
-                time.sleep(self._pause)
 
     def _tell(self, output: RequestOutput) -> None:
         stream = self._streams.get(output.request_id)

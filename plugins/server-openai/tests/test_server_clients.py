@@ -158,8 +158,8 @@ def test_keys_guard_everything_but_health_and_version(locked: Any) -> None:
     for path in ("/health", "/ping", "/version"):
         assert http.get(path).status_code == 200
     for path in ("/v1/models", "/load", "/plugins", "/docs", "/openapi.json", "/nothing",
-                 "/HEALTH/../v1/models", "//health", "/health//", "/Health",
-                 "/v1/models/", "/load/", "/v1/models?x=/health", "/health%2f..%2fv1/models"):  # fmt: skip
+                 "/HEALTH/../v1/models", "//health", "/health//", "/Health", "/load/",
+                 "/v1/models/", "/v1/models?x=/health", "/health%2f..%2fv1/models"):  # fmt: skip
         reply = http.get(path)
         assert reply.status_code == 401, path
         assert reply.json()["error"]["code"] == "invalid_api_key"

@@ -78,6 +78,7 @@ class AsyncLLM:
             undo.pop_all()
         outputs = OutputProcessor(self._front.tokenizer, config.stream_interval, self._watch)
         self._requests = Dispatcher(self.client, outputs, self._watch)
+        self.client.what_runs = self._requests.describe
         self._pool = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="pegboard-text")
         self._posts: WeakValueDictionary[asyncio.AbstractEventLoop, Post] = WeakValueDictionary()
         self._names = map(str, itertools.count())

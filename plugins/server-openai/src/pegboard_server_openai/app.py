@@ -166,7 +166,7 @@ def _described(app: FastAPI, routes: Iterable[Route]) -> Callable[[], dict[str, 
     return openapi
 
 
-def _error_handler(routes: Iterable[Route]) -> Callable[[Request, Exception], Awaitable[Response]]:
+def _error_handler(routes: Iterable[Route]) -> Any:
     """What answers where no route does: a path that ends in one slash too many is led to the
     route that is meant, others are errors."""
     known = {(method, route.path) for route in routes for method in _methods(route)}

@@ -57,8 +57,8 @@ def as_chat(
 ) -> ChatRequest:
     """The body as one of a chat; `hints`: for the template, those that are texts are taken."""
     given = {name: getattr(body, name) for name in Extras.__struct_fields__}
-    texts = {name: value for name, value in hints.items() if isinstance(value, str)}
-    return ChatRequest(messages=messages, **given, **texts, **own)
+    own |= {name: value for name, value in hints.items() if isinstance(value, str)}
+    return ChatRequest(messages=messages, **given, **own)
 
 
 @attrs.frozen
