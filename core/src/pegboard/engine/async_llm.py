@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from pegboard.api.events import PublisherStats
@@ -33,6 +33,7 @@ from pegboard.engine.outputs import RequestOutput
 from pegboard.engine.process_client import ProcessClient
 from pegboard.engine.streams import Post, Stream
 from pegboard.engine.templates import template_variables
+from pegboard.engine.trim import give_back
 from pegboard.errors import EngineDeadError
 from pegboard.plugins import Board
 
@@ -43,6 +44,7 @@ _LONG_TEXT = 2000
 _TEXT_THREADS = 2
 
 Progress = Callable[[int, int], Any]
+T = TypeVar("T")
 
 
 class AsyncLLM:
@@ -183,17 +185,15 @@ class AsyncLLM:
         `LLM.chat`."""
         options.setdefault("add_generation_prompt", not options.get("continue_final_message"))
         return await self._beside(
-            lambda: self._front.apply_chat_template(messages, chat_template, **options)
+            lambda: self._front.apply_chat_template(messages, chat_template, **options), _length
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, beside the event loop. It may be longer than the context, but a
         `RequestError` refuses one that could not fit however well tokens cover it."""
         self._front.inputs.check_length(text)
-        encode = self.get_tokenizer().encode
-        self._requests.check()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, encode, text, add_special_tokens)
+        tokenizer = self.get_tokenizer()
+        return await self._beside(lambda: tokenizer.encode(text, add_special_tokens), len)
 
     async def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests with what there is, and the finish reason ``"abort"``; unknown ids are
@@ -319,14 +319,24 @@ class AsyncLLM:
             return prompt
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         if isinstance(text, str) and len(text) > _LONG_TEXT:
-            return await self._beside(lambda: self._front.inputs.tokenise(prompt))
+            return await self._beside(lambda: self._front.inputs.tokenise(prompt), _length)
         return self._front.inputs.tokenise(prompt)
 
-    async def _beside(self, work: Callable[[], TokenisedPrompt]) -> TokenisedPrompt:
-        """On a thread of its own."""
+    async def _beside(self, work: Callable[[], T], tokens: Callable[[T], int]) -> T:
+        """On a thread of its own; `tokens`: how many came of it."""
         self._requests.check()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+        def tidy() -> T:
+            found = work()
+            give_back(tokens(found))
+            return found
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, tidy)
 
     async def _call(self, name: str) -> Any:
         self._requests.check()
         return await asyncio.wrap_future(self.client.call(name))
+
+
+def _length(prompt: TokenisedPrompt) -> int:
+    return len(prompt.ids)
