@@ -249,6 +249,15 @@ class AsyncLLM:
         """Forget all cached blocks; False if a running request still uses some."""
         return bool(await self._call("reset_prefix_cache"))
 
+    async def start_profile(self) -> None:
+        """Record what the engine's process does, with torch's profiler. Raises `UnsupportedError`
+        unless ``VLLM_TORCH_PROFILER_DIR`` names a folder, and `RequestError` if it does already."""
+        await self._call("start_profile")
+
+    async def stop_profile(self) -> str:
+        """End that and write it down; the path of the trace."""
+        return str(await self._call("stop_profile"))
+
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if no request can be served any more."""
         self._requests.check()
