@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,15 @@ from pegboard.errors import RequestError, UnsupportedError
 @pytest.mark.accept  # starting the profiler takes seconds
 def test_what_runs_between_start_and_stop_is_in_the_trace(tmp_path: Path) -> None:
     folder = tmp_path / "profiles"
+    steps = ThreadPoolExecutor(1)
+    steps.submit(len, "").result()  # the thread is older than the profile
     profiler = EngineProfiler(environ={PROFILE_VARIABLE: str(folder)})
     with pytest.raises(RequestError, match="no profile"):
         profiler.stop()
     profiler.start()
     with pytest.raises(RequestError, match="already"):
         profiler.start()
-    torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    steps.submit(torch.mm, torch.ones(2, 2), torch.ones(2, 2)).result()
     path = Path(profiler.stop())
     assert path.parent == folder
     with gzip.open(path) as file:

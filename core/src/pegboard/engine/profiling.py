@@ -60,11 +60,14 @@ class EngineProfiler:
 
 def _begin() -> Any:
     import torch
+    from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile
 
     kinds = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         kinds.append(ProfilerActivity.CUDA)
-    found = profile(activities=kinds)
+    # Steps run on a thread of their own, and only this setting sees other threads than this one.
+    config = _ExperimentalConfig(profile_all_threads=True)
+    found = profile(activities=kinds, experimental_config=config)
     found.start()
     return found
