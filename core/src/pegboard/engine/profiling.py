@@ -8,12 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pegboard.api.descriptor import LazyRef
 from pegboard.errors import RequestError, UnsupportedError
 
 __all__ = ["PROFILE_VARIABLE", "EngineProfiler"]
 
 PROFILE_VARIABLE = "VLLM_TORCH_PROFILER_DIR"
 """Environment variable that names the folder which profiles are written to."""
+
+
+_BEGIN = LazyRef("pegboard.runner.profile:begin_profile")
+"""Where there are tensors; what plans the steps knows none."""
 
 
 class EngineProfiler:
@@ -42,7 +47,7 @@ class EngineProfiler:
         if self._running is not None:
             raise RequestError("a profile is being recorded already")
         os.makedirs(self._folder, exist_ok=True)
-        self._running = _begin()
+        self._running = _BEGIN.load()()
 
     def stop(self) -> str:
         """End, and write the trace, which Perfetto and chrome://tracing show; its path. Raises
@@ -56,18 +61,3 @@ class EngineProfiler:
         path = Path(self._folder).absolute() / name
         found.export_chrome_trace(str(path))
         return str(path)
-
-
-def _begin() -> Any:
-    import torch
-    from torch._C._profiler import _ExperimentalConfig
-    from torch.profiler import ProfilerActivity, profile
-
-    kinds = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        kinds.append(ProfilerActivity.CUDA)
-    # Steps run on a thread of their own, and only this setting sees other threads than this one.
-    config = _ExperimentalConfig(profile_all_threads=True)
-    found = profile(activities=kinds, experimental_config=config)
-    found.start()
-    return found
