@@ -141,6 +141,8 @@ def test_a_hung_step_shows_and_can_be_closed(moody: dict[str, Any]) -> None:
         while llm.silent_for < 0.5:
             assert llm.num_live_requests <= 1
             await asyncio.sleep(0.05)
+        facts = llm.client.what_runs()
+        assert (facts["requests"], facts["without_token"]) == (1, 1) and facts["longest_prompt"] > 0
         llm.client.close(grace=0.2)
         hung.cancel()
 

@@ -11,6 +11,7 @@ import torch
 
 from pegboard.api.params import SamplingParams
 from pegboard.engine.inputs import InputProcessor
+from pegboard.engine.trim import allocator_trim, give_back
 from pegboard.errors import RequestError
 
 VOCABULARY = 512
@@ -240,3 +241,12 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
     assert one.value.field == "prompt"
     with pytest.raises(AssertionError, match="encoded"):
         processor(encoder=Once()).tokenise("a" * 256)
+
+
+def test_memory_is_given_back_after_long_texts_only() -> None:
+    calls: list[str] = []
+    for tokens in (0, 19_999, 20_000):
+        give_back(tokens, lambda: calls.append("trim"))
+    assert calls == ["trim"]
+    trim = allocator_trim()
+    assert trim is None or trim() in (0, 1)

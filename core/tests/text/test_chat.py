@@ -219,6 +219,25 @@ def test_o30_parts_are_all_kept_in_order_in_the_form_that_the_template_takes(
     assert template(source).render(messages) == expected
 
 
+@pytest.mark.parametrize(
+    ("wanted", "shown"),
+    [("auto", "text one\ntwo|text plain|"), ("string", "text one\ntwo|text plain|"),
+     ("openai", "parts one+two+|parts plain+|")],
+)  # fmt: skip
+def test_the_form_of_contents_may_be_said(wanted: str, shown: str) -> None:
+    source = (
+        "{% for m in messages %}{% if m.content is string %}text {{ m.content }}{% else %}parts "
+        "{% set c = m['con' ~ 'tent'] %}{% for p in c %}{{ p.text }}+{% endfor %}{% endif %}|"
+        "{% endfor %}"
+    )
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    messages: Any = [{"role": "user", "content": parts}, {"role": "user", "content": "plain"}]
+    found = template(source).render(messages, chat_template_content_format=wanted)
+    assert found == shown
+    with pytest.raises(RequestError, match="auto, string, openai"):
+        template(source).render(messages, chat_template_content_format="list")
+
+
 def test_reasoning_is_there_under_both_names() -> None:
     source = template("{{ messages[0].reasoning_content }} {{ messages[0].thinking }}")
     for name in ("reasoning_content", "thinking", "reasoning"):

@@ -132,6 +132,10 @@ class ThreadEngine:
             self.llm.apply_chat_template, messages, chat_template, **options
         )
 
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.llm.engine.inputs.check_length(text)
+        return self.llm.get_tokenizer().encode(text, add_special_tokens)
+
     async def abort(self, request_ids: Any) -> None:
         for name in request_ids:
             self._drop(name)
@@ -187,9 +191,9 @@ class ThreadEngine:
             self._wake.wait()
             self._wake.clear()
             while self.llm.engine.core.has_work() and not self._closed:
+                time.sleep(self._pause)
                 for output in self.llm.engine.step():
                     self._tell(output)
-                time.sleep(self._pause)
 
     def _tell(self, output: RequestOutput) -> None:
         stream = self._streams.get(output.request_id)

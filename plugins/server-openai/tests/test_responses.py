@@ -264,12 +264,37 @@ def test_a_stream_is_stored_at_its_end_and_one_that_asks_not_to_be_is_not(chatty
     assert chatty.http.get(f"/v1/responses/{passing['id']}").status_code == 404
 
 
+def test_the_input_of_a_stored_response_is_told_page_by_page(chatty: Any) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    answer = {"type": "function_call_output", "call_id": "c", "output": "3", "id": "mine"}
+    with client(chatty) as api:
+        one = api.responses.create(model="tiny", input="hi", temperature=0)
+        [item] = api.responses.input_items.list(one.id)
+        assert item.type == "message" and item.role == "user"
+        assert [part.type for part in item.content] == ["input_text"]
+        given: Any = [{"role": "user", "content": "hi"}, call, answer]
+        many = api.responses.create(model="tiny", input=given, max_output_tokens=1)
+        found = list(api.responses.input_items.list(many.id, order="asc", limit=2))
+        assert [item.type for item in found] == ["message", "function_call", "function_call_output"]
+        assert found[2].id == "mine" and len({item.id for item in found}) == 3
+        page = api.responses.input_items.list(many.id, limit=1)
+        assert [item.id for item in page.data] == ["mine"] and page.has_more
+        for odd in ("limit=0", "limit=101", "order=up", "after=nothing"):
+            reply = chatty.http.get(f"/v1/responses/{many.id}/input_items?{odd}")
+            assert reply.status_code == 400 and reply.json()["error"]["param"] == odd.split("=")[0]
+        api.responses.delete(many.id)
+        with pytest.raises(openai.NotFoundError):
+            api.responses.input_items.list(many.id)
+
+
 def test_nothing_is_stored_unless_the_operator_says_so(tiny: Any) -> None:
     found = tiny.post("/v1/responses", input="hi", store=True, max_output_tokens=1).json()
     assert found["store"] is False
     with client(tiny) as api:
         with pytest.raises(openai.NotFoundError, match="enable-response-store"):
             api.responses.retrieve(found["id"])
+        with pytest.raises(openai.NotFoundError, match="enable-response-store"):
+            api.responses.input_items.list(found["id"])
         with pytest.raises(openai.BadRequestError, match="enable-response-store"):
             api.responses.create(model="tiny", input="x", previous_response_id=found["id"])
 

@@ -63,6 +63,15 @@ def test_flags_reach_what_they_set() -> None:
     assert "k" not in repr(found.app).replace("api_keys", "").split("'")
 
 
+def test_the_number_of_answers_comes_from_a_variable_unless_a_flag_says_it() -> None:
+    assert settings(VLLM_MAX_N_SEQUENCES="8").app.max_n_sequences == 8
+    assert settings("--max-n-sequences", "4", VLLM_MAX_N_SEQUENCES="8").app.max_n_sequences == 4
+    assert settings().app.max_n_sequences == 16384
+    for odd in ("many", "0"):
+        with pytest.raises(ConfigError, match=r"whole number|1 to 16384"):
+            settings(VLLM_MAX_N_SEQUENCES=odd)
+
+
 def test_other_engines_names_and_idle_flags_are_taken() -> None:
     found = settings(
         "--context-length", "4K", "--disable-radix-cache", "--shutdown-timeout", "3",
@@ -116,6 +125,10 @@ def test_sizes_are_whole_numbers(text: str) -> None:
         (["--api-key", ""], "empty"),
         (["--dtype", "int3"], "dtype"),
         (["--config", "no/such/file"], "cannot be read"),
+        (["--max-n-sequences", "0"], "--max-n-sequences 0 is not allowed: 1 to 16384"),
+        (["--max-n-sequences", "16385"], "1 to 16384"),
+        (["--stream-keep-alive", "0"], "more than 0"),
+        (["--chat-template-content-format", "list"], "auto, string, openai"),
     ],
 )
 def test_slips_are_refused_with_what_is_meant(words: list[str], said: str) -> None:
@@ -160,6 +173,11 @@ def test_a_file_holds_flags_and_the_command_line_wins(tmp_path: Path) -> None:
         ("max-model-len: 3q", "whole number"),
         ("port:", "whole number"),
         ("port: 1\nport: 2", "stands twice"),
+        ("max-model-len: 8\nmax_model_len: 9", "'max-model-len' and 'max_model_len'"),
+        ("max_model_len: 8\nmax-model-len: 8", "'max_model_len' and 'max-model-len'"),
+        ("tp-size: 2\ntensor-parallel-size: 1", "'tp-size' and 'tensor-parallel-size'"),
+        ("config: other.yaml", "names no further file"),
+        ("option: [a=1]", "under its own name"),
         ("[1]", "lines"),
         ("1: 2", "lines"),
         ("a: [", "not valid YAML"),

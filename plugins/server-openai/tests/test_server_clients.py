@@ -99,7 +99,8 @@ def test_many_asynchronous_streams_run_together(chatty: Any) -> None:
         ({"max_tokens": "many"}, openai.BadRequestError, "max_tokens"),
         ({"n": 2, "temperature": 0}, openai.BadRequestError, "n"),
         ({"top_logprobs": 2}, openai.BadRequestError, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, openai.BadRequestError, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, openai.BadRequestError, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, openai.BadRequestError, "top_logprobs"),
         ({"logit_bias": {"x": 1}}, openai.BadRequestError, "logit_bias"),
         ({"logit_bias": {"99999": 1}}, openai.BadRequestError, "logit_bias"),
         ({"tools": [{"type": "function"}]}, openai.BadRequestError, "tools"),
@@ -157,11 +158,12 @@ def test_keys_guard_everything_but_health_and_version(locked: Any) -> None:
     for path in ("/health", "/ping", "/version"):
         assert http.get(path).status_code == 200
     for path in ("/v1/models", "/load", "/plugins", "/docs", "/openapi.json", "/nothing",
-                 "/HEALTH/../v1/models", "//health", "/health/", "/Health",
-                 "/v1/models?x=/health", "/health%2f..%2fv1/models"):  # fmt: skip
+                 "/HEALTH/../v1/models", "//health", "/health//", "/Health", "/load/",
+                 "/v1/models/", "/v1/models?x=/health", "/health%2f..%2fv1/models"):  # fmt: skip
         reply = http.get(path)
         assert reply.status_code == 401, path
         assert reply.json()["error"]["code"] == "invalid_api_key"
+    assert http.get("/health/").headers["location"] == "../health"
     assert http.post("/health").status_code == 401
     for key in ("one", "two"):
         reply = http.get("/v1/models", headers={"Authorization": f"Bearer {key}"})

@@ -160,7 +160,10 @@ def test_echo_goes_before_the_output_and_its_scores(tiny: Any) -> None:
     body = {"prompt": "ab", "echo": True, "logprobs": 0, "max_tokens": 3, "temperature": 0}
     whole = tiny.post("/v1/completions", **body).json()["choices"][0]
     assert whole["text"].startswith("ab")
-    assert len(whole["logprobs"]["tokens"]) == 5 and whole["logprobs"]["top_logprobs"] is None
+    scores = whole["logprobs"]
+    assert len(scores["tokens"]) == 5 and scores["top_logprobs"][0] is None
+    chosen = zip(scores["tokens"], scores["token_logprobs"], strict=True)
+    assert scores["top_logprobs"][1:] == [{name: value} for name, value in chosen][1:]
     found = chunks(tiny.events("/v1/completions", **body))
     assert texts(found) == {0: whole["text"]}
     ids = tiny.post("/v1/completions", **{**body, "prompt": BYTES.ids(b"ab")}).json()

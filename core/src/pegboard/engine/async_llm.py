@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from pegboard.api.events import PublisherStats
@@ -33,6 +33,7 @@ from pegboard.engine.outputs import RequestOutput
 from pegboard.engine.process_client import ProcessClient
 from pegboard.engine.streams import Post, Stream
 from pegboard.engine.templates import template_variables
+from pegboard.engine.trim import give_back
 from pegboard.errors import EngineDeadError
 from pegboard.plugins import Board
 
@@ -43,6 +44,7 @@ _LONG_TEXT = 2000
 _TEXT_THREADS = 2
 
 Progress = Callable[[int, int], Any]
+T = TypeVar("T")
 
 
 class AsyncLLM:
@@ -78,6 +80,7 @@ class AsyncLLM:
             undo.pop_all()
         outputs = OutputProcessor(self._front.tokenizer, config.stream_interval, self._watch)
         self._requests = Dispatcher(self.client, outputs, self._watch)
+        self.client.what_runs = self._requests.describe
         self._pool = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="pegboard-text")
         self._posts: WeakValueDictionary[asyncio.AbstractEventLoop, Post] = WeakValueDictionary()
         self._names = map(str, itertools.count())
@@ -182,8 +185,15 @@ class AsyncLLM:
         `LLM.chat`."""
         options.setdefault("add_generation_prompt", not options.get("continue_final_message"))
         return await self._beside(
-            lambda: self._front.apply_chat_template(messages, chat_template, **options)
+            lambda: self._front.apply_chat_template(messages, chat_template, **options), _length
         )
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, beside the event loop. It may be longer than the context, but a
+        `RequestError` refuses one that could not fit however well tokens cover it."""
+        self._front.inputs.check_length(text)
+        tokenizer = self.get_tokenizer()
+        return await self._beside(lambda: tokenizer.encode(text, add_special_tokens), len)
 
     async def abort(self, request_ids: str | Iterable[str]) -> None:
         """End requests with what there is, and the finish reason ``"abort"``; unknown ids are
@@ -238,6 +248,15 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False if a running request still uses some."""
         return bool(await self._call("reset_prefix_cache"))
+
+    async def start_profile(self) -> None:
+        """Record what the engine's process does, with torch's profiler. Raises `UnsupportedError`
+        unless ``VLLM_TORCH_PROFILER_DIR`` names a folder, and `RequestError` if it does already."""
+        await self._call("start_profile")
+
+    async def stop_profile(self) -> str:
+        """End that and write it down; the path of the trace."""
+        return str(await self._call("stop_profile"))
 
     async def check_health(self) -> None:
         """Raise `EngineDeadError` if no request can be served any more."""
@@ -314,14 +333,24 @@ class AsyncLLM:
             return prompt
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         if isinstance(text, str) and len(text) > _LONG_TEXT:
-            return await self._beside(lambda: self._front.inputs.tokenise(prompt))
+            return await self._beside(lambda: self._front.inputs.tokenise(prompt), _length)
         return self._front.inputs.tokenise(prompt)
 
-    async def _beside(self, work: Callable[[], TokenisedPrompt]) -> TokenisedPrompt:
-        """On a thread of its own."""
+    async def _beside(self, work: Callable[[], T], tokens: Callable[[T], int]) -> T:
+        """On a thread of its own; `tokens`: how many came of it."""
         self._requests.check()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+        def tidy() -> T:
+            found = work()
+            give_back(tokens(found))
+            return found
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, tidy)
 
     async def _call(self, name: str) -> Any:
         self._requests.check()
         return await asyncio.wrap_future(self.client.call(name))
+
+
+def _length(prompt: TokenisedPrompt) -> int:
+    return len(prompt.ids)

@@ -73,6 +73,18 @@ class Dispatcher:
         """Requests that have not ended."""
         return len(self._streams)
 
+    def describe(self) -> dict[str, int]:
+        """What runs, in numbers: requests, how many have no token yet, the longest prompt."""
+        with self._lock:
+            outputs = [self._outputs.get(name) for name in self._streams]
+        found = [output for output in outputs if output is not None]
+        waiting = [o for o in found if not any(item.token_ids for item in o.outputs)]
+        return {
+            "requests": len(found),
+            "without_token": len(waiting),
+            "longest_prompt": max((len(o.prompt_token_ids) for o in found), default=0),
+        }
+
     def add(
         self,
         stream: Stream,

@@ -163,11 +163,14 @@ ANSWERS: dict[str, Any] = {
     "metrics": list[MetricReading],
     "reset_prefix_cache": bool,
     "settle": type(None),
+    "start_profile": type(None),
+    "stop_profile": str,
     "stats": SchedulerStats,
 }
 """What may be called, with the type of the answer. ``check``: the scheduler's audit of its own
 books; ``metrics``: what the plugins
-of the engine's process count; ``settle``: the steps in flight are finished."""
+of the engine's process count; ``settle``: the steps in flight are finished; ``stop_profile``: the
+path of what was recorded."""
 
 _lenient = msgspec.msgpack.Encoder(enc_hook=str)
 ToEngine = Add | Abort | Finish | Call | Close

@@ -41,6 +41,7 @@ from pegboard.engine.messages import (
     read_start,
     read_to_engine,
 )
+from pegboard.engine.profiling import EngineProfiler
 from pegboard.errors import EngineDeadError
 from pegboard.logging import LEVEL_VARIABLE, get_logger, setup_logging
 from pegboard.plugins import load_plugins
@@ -227,6 +228,7 @@ class EngineService:
         self._reported = 0.0
         self._busy = False
         """As it was told."""
+        self._profiler = EngineProfiler(len(self.core.executor.facts().get("rank_processes", ())))
         self._calls: dict[str, Callable[[], Any]] = {
             "check": self.core.scheduler.check,
             "facts": self.core.executor.facts,
@@ -234,6 +236,8 @@ class EngineService:
             "metrics": built.metrics.readings,
             "reset_prefix_cache": self.core.reset_prefix_cache,
             "settle": self.core.settle,
+            "start_profile": self._profiler.start,
+            "stop_profile": self._profiler.stop,
             "stats": self.core.stats,
         }
 

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -38,6 +38,7 @@ from pegboard.engine.messages import (
     pack,
     read_from_engine,
 )
+from pegboard.engine.silence import SilenceWatch, processor_seconds
 from pegboard.errors import ConfigError, EngineDeadError, RequestError
 from pegboard.logging import get_logger
 from pegboard.plugins.plan import PluginPlan
@@ -46,8 +47,6 @@ __all__ = ["ProcessClient"]
 
 _LOOK_MS = 1000
 """Milliseconds between two looks at the clock while nothing comes."""
-_SILENCE = 60.0
-"""Seconds of silence with work to do that are reported."""
 
 _Unsendable = (TypeError, ValueError, OverflowError)
 
@@ -77,7 +76,8 @@ class ProcessClient:
         self._calls: dict[int, tuple[str, Future[Any]]] = {}
         self._heard = time.monotonic()
         self._working = False
-        self._reported = False
+        self.what_runs: Callable[[], Mapping[str, Any]] = dict
+        """Facts for the log, when a step takes long."""
         self._reader: threading.Thread | None = None
         self._on_batch: OnBatch = _ignore
         self._on_death: OnDeath = _ignore
@@ -192,6 +192,8 @@ class ProcessClient:
     def _read(self) -> None:
         """On the reading thread, until the process is gone."""
         poller = self._poller()
+        pids = (self.pid, *self.ready.facts.get("rank_processes", ()))
+        watch = SilenceWatch(lambda: processor_seconds(pids))
         try:
             while True:
                 events = dict(poller.poll(_LOOK_MS))
@@ -199,7 +201,7 @@ class ProcessClient:
                     self._take(message)
                 if self._child.ended in events:
                     break
-                self._look_at_clock()
+                watch.look(self.silent_for, self.what_runs)
             self._die(EngineDeadError(self._child.describe()))
         except Exception as error:
             get_logger("pegboard.engine").exception("the front end failed")
@@ -212,7 +214,6 @@ class ProcessClient:
         except zmq.Again:
             return None
         self._heard = time.monotonic()
-        self._reported = False
         return read_from_engine(body)
 
     def _take(self, message: Any) -> None:
@@ -232,12 +233,6 @@ class ProcessClient:
             future.set_exception(answer.problem.error())
         else:
             future.set_result(msgspec.convert(answer.value, ANSWERS[name]))
-
-    def _look_at_clock(self) -> None:
-        silence = self.silent_for
-        if silence > _SILENCE and not self._reported:
-            self._reported = True
-            get_logger("pegboard.engine").error("the engine is silent", seconds=round(silence))
 
     def _die(self, error: EngineDeadError) -> None:
         """Tell everybody who waits, once."""

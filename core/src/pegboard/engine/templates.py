@@ -12,7 +12,7 @@ from pegboard.text.chat import MAX_TEMPLATE, ChatTemplate
 
 __all__ = ["TemplateBook", "read_template", "template_variables"]
 
-_RESERVED = ("chat_template", "messages", "self")
+_RESERVED = ("chat_template", "chat_template_content_format", "messages", "self")
 """Names that are arguments of their own, so no variable may have them."""
 
 

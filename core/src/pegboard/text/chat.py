@@ -11,7 +11,7 @@ import jinja2
 from pegboard.errors import ConfigError, RequestError
 from pegboard.text.messages import plain_data, prepare_messages
 from pegboard.text.sandbox import SecurityError, TemplateEnvironment, TemplateRefusal
-from pegboard.text.template_facts import content_facts
+from pegboard.text.template_facts import CONTENT_FORMATS, content_facts
 
 __all__ = ["MAX_TEMPLATE", "ChatTemplate"]
 
@@ -91,6 +91,7 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template_content_format: str = "auto",
         **kwargs: Any,
     ) -> str:
         """The text of the prompt; encode it with `Tokenizer.encode_chat`.
@@ -98,7 +99,9 @@ class ChatTemplate:
         `tools` are JSON schemas of functions, `documents` mappings for retrieval; empty lists count
         as None. With `add_generation_prompt` the text ends where the assistant's answer begins;
         with `continue_final_message` it ends in the last message, which is left open (white space
-        at its end goes if the template trims). Further keyword arguments are variables of the
+        at its end goes if the template trims). `chat_template_content_format` says how contents
+        reach the template: ``"string"`` (one text), ``"openai"`` (a list of parts), or ``"auto"``
+        (what the template looks for). Further keyword arguments are variables of the
         template, such as ``enable_thinking``; they come before special tokens.
 
         Raises `RequestError` if a message is malformed or the template does not accept the
@@ -113,7 +116,14 @@ class ChatTemplate:
                 "one begins an answer, the other continues the last message",
                 field="continue_final_message",
             )
-        prepared = prepare_messages(messages, self.facts)
+        if chat_template_content_format not in CONTENT_FORMATS:
+            raise RequestError(
+                f"chat_template_content_format={chat_template_content_format!r} is not allowed: "
+                f"one of {', '.join(CONTENT_FORMATS)}",
+                field="chat_template_content_format",
+            )
+        facts = self.facts.in_format(chat_template_content_format)
+        prepared = prepare_messages(messages, facts)
         final = _leave_open(prepared[-1]) if continue_final_message else ""
         text = self._render(
             {

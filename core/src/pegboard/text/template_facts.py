@@ -8,7 +8,11 @@ from typing import TypeVar
 import attrs
 from jinja2 import nodes
 
-__all__ = ["ContentFacts", "content_facts"]
+__all__ = ["CONTENT_FORMATS", "ContentFacts", "content_facts"]
+
+CONTENT_FORMATS = ("auto", "string", "openai")
+"""How the content of messages reaches a template: as it looks for, as one text, as a list of
+parts."""
 
 NodeT = TypeVar("NodeT", bound=nodes.Node)
 
@@ -27,6 +31,13 @@ class ContentFacts:
     tells_null: bool
     """It asks whether the content is null, and not whether it is empty text: one that does may
     measure what it found to be neither."""
+
+    def in_format(self, wanted: str) -> ContentFacts:
+        """As if the template expected one of `CONTENT_FORMATS`."""
+        if wanted == "auto":
+            return self
+        parts = wanted == "openai"
+        return attrs.evolve(self, takes_parts=parts, takes_text=not parts)
 
 
 def content_facts(tree: nodes.Template) -> ContentFacts:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from pegboard.api.endpoint import EndpointContext, Route
 from pegboard.api.metrics import MetricReading
 from pegboard.errors import EngineDeadError
+from pegboard_metrics_prometheus.http_requests import HttpRequests
 from pegboard_metrics_prometheus.plugin_figures import PluginFigures
 from pegboard_metrics_prometheus.recorder import PrometheusRecorder
 from pegboard_metrics_prometheus.settings import Settings
@@ -33,20 +34,24 @@ def routes(ctx: EndpointContext) -> Iterable[Route]:
         for name in getattr(ctx.server, "names", ())[:1]:
             recorder.serve_as(name)
     about = "Metrics in Prometheus form"
-    handler = _Metrics(ctx.engine, recorder).answer
+    handler = _Metrics(ctx.engine, recorder, getattr(ctx.server, "http", None)).answer
     return (Route("GET", "/metrics", handler, about, public=settings.public),)
 
 
 class _Metrics:
-    def __init__(self, engine: Any, recorder: PrometheusRecorder | None) -> None:
+    def __init__(self, engine: Any, recorder: PrometheusRecorder | None, http: Any = None) -> None:
+        """`http`: the server's tally of requests, if it has one."""
         self._engine = engine
         self._recorder = recorder
+        self._http = http
 
     async def answer(self, request: Request) -> Response:
         """In the form that the client accepts: Prometheus' text, or OpenMetrics."""
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         figures = CollectorRegistry()
         figures.register(PluginFigures(await self._readings()))
+        if self._http is not None:
+            figures.register(HttpRequests(self._http))
         parts = [figures] if self._recorder is None else [self._recorder.registry, figures]
         bodies = [encode(part) for part in parts]
         end = b"# EOF\n"  # of OpenMetrics, once

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
+from starlette._utils import get_route_path
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -21,7 +22,8 @@ from pegboard.api.endpoint import EndpointContext, Handler, Route
 from pegboard.errors import DuplicateError, PluginError
 from pegboard_server_openai.engine import Engine
 from pegboard_server_openai.faults import HttpError, fault_of, fault_response, json_response
-from pegboard_server_openai.guards import CrowdGuard, KeyGuard, SizeGuard
+from pegboard_server_openai.guards import BodyGuard, CrowdGuard, KeyGuard
+from pegboard_server_openai.http_figures import HttpFigures
 from pegboard_server_openai.messages_errors import MessagesErrors
 from pegboard_server_openai.options import AppOptions
 from pegboard_server_openai.state import ServerState
@@ -41,22 +43,29 @@ def build_app(engine: Engine, options: AppOptions) -> Any:
         version=__version__,
         redirect_slashes=False,
         root_path=options.root_path,
-        exception_handlers={HTTPException: _http_error},
     )
     routes = collect_routes(
         engine.board, state, [getattr(route, "path", "") for route in app.routes]
     )
+    app.add_exception_handler(HTTPException, _error_handler(routes))
     engine.uses("endpoint", engine.board.registry("endpoint").names())
     for route in sorted(routes, key=_generality):
         _add(app, route)
     app.openapi = _described(app, routes)  # type: ignore[method-assign]
-    public = {(method, r.path) for r in routes if r.public for method in _methods(r)}
-    inner: Any = SizeGuard(app, options.max_body_bytes)
+    public = {
+        (method, path)
+        for route in routes
+        if route.public
+        for method in _methods(route)
+        for path in (route.path, f"{route.path}/")  # which is led to the other
+    }
+    inner: Any = BodyGuard(app, options.max_body_bytes)
     if options.max_concurrent_requests is not None:
         inner = CrowdGuard(inner, options.max_concurrent_requests)
     guarded = KeyGuard(inner, options.api_keys, public)
+    paths = frozenset(route.path for route in routes)
     return CORSMiddleware(
-        MessagesErrors(guarded),
+        MessagesErrors(HttpFigures(guarded, state.http, paths)),
         allow_origins=options.allowed_origins,
         allow_methods=options.allowed_methods,
         allow_headers=options.allowed_headers,
@@ -180,7 +189,24 @@ def _described(app: FastAPI, routes: Iterable[Route]) -> Callable[[], dict[str, 
     return openapi
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+def _error_handler(routes: Iterable[Route]) -> Any:
+    """What answers where no route does: a path that ends in one slash too many is led to the
+    route that is meant, others are errors."""
+    known = {(method, route.path) for route in routes for method in _methods(route)}
+
+    async def handle(request: Request, error: Exception) -> Response:
+        path, slash, rest = get_route_path(request.scope).rpartition("/")
+        if slash and not rest and (request.method, path) in known:
+            # Relative, since a proxy may have taken a prefix away.
+            query = request.url.query
+            place = f"../{path.rpartition('/')[2]}" + (f"?{query}" if query else "")
+            return Response(status_code=307, headers={"location": place})
+        return _http_error(error)
+
+    return handle
+
+
+def _http_error(error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     fault = HttpError(error.status_code, str(error.detail))
     response = fault_response(fault)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import attrs
 import msgspec
 
 from pegboard import SamplingParams
@@ -19,7 +20,7 @@ from pegboard_server_openai.sampling import chat_params
 from pegboard_server_openai.state import ServerState
 from pegboard_server_openai.streams import Batch
 
-__all__ = ["Extras", "as_chat", "ask", "refuse", "renamed"]
+__all__ = ["Asked", "Extras", "as_chat", "ask", "refuse", "renamed"]
 
 
 class Extras(msgspec.Struct, kw_only=True):
@@ -52,33 +53,41 @@ class Extras(msgspec.Struct, kw_only=True):
 
 
 def as_chat(
-    body: Extras, messages: list[dict[str, Any]], *, effort: Any = None, **own: Any
+    body: Extras, messages: list[dict[str, Any]], hints: Mapping[str, Any], **own: Any
 ) -> ChatRequest:
-    """The body as one of a chat; `effort`: what a template may know as ``reasoning_effort``."""
+    """The body as one of a chat; `hints`: for the template, those that are texts are taken."""
     given = {name: getattr(body, name) for name in Extras.__struct_fields__}
-    if isinstance(effort, str):
-        variables = given["chat_template_kwargs"] or {}
-        given["chat_template_kwargs"] = {"reasoning_effort": effort, **variables}
+    own |= {name: value for name, value in hints.items() if isinstance(value, str)}
     return ChatRequest(messages=messages, **given, **own)
+
+
+@attrs.frozen
+class Asked:
+    """A chat that was queued."""
+
+    batch: Batch
+    params: SamplingParams
+    prompt_tokens: int
 
 
 async def ask(
     state: ServerState, chat: ChatRequest, answer_id: str, *, shorten: bool = False
-) -> tuple[Batch, SamplingParams]:
-    """Queue the request of a chat; with its parameters.
+) -> Asked:
+    """Queue the request of a chat.
 
     `shorten`: an answer for which the context has no room may be as long as there is. Raises
     `HttpError` or `RequestError` for what is not allowed.
     """
     params = chat_params(chat, state.engine.get_default_sampling_params())
     prompt = await chat_prompt(state, chat)
-    room = state.engine.max_model_len - len(prompt.ids)
+    length = len(prompt.ids)
+    room = state.engine.max_model_len - length
     if shorten and params.max_tokens is not None and 1 <= room < params.max_tokens:
         params = msgspec.structs.replace(params, max_tokens=room)
     if chat.cache_salt is not None:
         prompt = {"prompt_token_ids": prompt.ids, "cache_salt": chat.cache_salt}
     batch = await Batch.open(state, answer_id, [prompt], params, chat.priority, chat.timeout)
-    return batch, params
+    return Asked(batch, params, length)
 
 
 def refuse(body: Any, reasons: Mapping[str, str]) -> None:

@@ -103,12 +103,21 @@ class ChatRequest(Sampling, kw_only=True):
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    """Handed to the chat template, as is `verbosity`."""
+    verbosity: str | None = None
     chat_template: str | None = None
     """A template's source, or the name of one of the model's (this and what follows: additions)."""
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: list[Any] | None = None
+
+    @property
+    def hints(self) -> dict[str, str]:
+        """Variables of the chat template that are fields of their own."""
+        found = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

@@ -35,6 +35,7 @@ __all__ = ["Chat", "chat_prompt"]
 _RESERVED = (
     "add_generation_prompt",
     "chat_template",
+    "chat_template_content_format",
     "continue_final_message",
     "documents",
     "messages",
@@ -56,6 +57,7 @@ class Chat:
         model = self._state.model_name(body.model)
         answer_id = self._state.answer_id("chatcmpl", request, body.request_id)
         _check_tools(body)
+        self._state.check_sequences(body)
         params = chat_params(body, self._state.engine.get_default_sampling_params())
         prompt = await chat_prompt(self._state, body, documents=body.documents)
         if body.cache_salt is not None:
@@ -66,7 +68,7 @@ class Chat:
         answer = _Answer(self._state, body, answer_id, model)
         headers = {"x-request-id": answer_id.partition("-")[2]}
         if body.stream:
-            return AnswerStream(batch, answer, headers)
+            return AnswerStream(batch, answer, headers, self._state.keep_alive)
         return await whole_answer(
             request.receive, batch, lambda outputs: answer.whole(outputs[0]), headers
         )
@@ -85,6 +87,8 @@ async def chat_prompt(
                 f"chat_template_kwargs names {name!r}, which has a place of its own",
                 param="chat_template_kwargs",
             )
+    if isinstance(body, ChatRequest):
+        variables = {**body.hints, **variables}
     going_on = bool(body.continue_final_message)
     begins = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
     return await state.engine.apply_chat_template(
@@ -92,6 +96,7 @@ async def chat_prompt(
         body.chat_template,
         add_generation_prompt=begins,
         continue_final_message=going_on,
+        chat_template_content_format=state.options.chat_template_content_format,
         **options,
         **variables,
     )

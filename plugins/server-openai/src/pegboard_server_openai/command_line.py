@@ -18,14 +18,21 @@ from pegboard_server_openai.flags import FLAGS, GROUPS, Flag
 from pegboard_server_openai.options import AppOptions, ServerOptions
 from pegboard_server_openai.refused import IDLE, REFUSED, RENAMED
 
-__all__ = ["KEY_VARIABLE", "Settings", "parse"]
+__all__ = ["KEY_VARIABLE", "SEQUENCES_VARIABLE", "Settings", "parse"]
 
 KEY_VARIABLE = "PEGBOARD_API_KEY"
+SEQUENCES_VARIABLE = "VLLM_MAX_N_SEQUENCES"
 
 _BY_NAME = {flag.name: flag for flag in FLAGS}
 _SHORT = {"O": "compilation-config", "pp": "pipeline-parallel-size", "dp": "data-parallel-size"}
 """Of refused flags."""
 _FURTHER = ("model", "config", "option", "help")
+_OWN = {
+    "config": "a file names no further file; --config stands on the command line, once",
+    "help": "it stands on the command line",
+    "option": "in a file a setting stands under its own name",
+}
+"""Of the command line only."""
 
 
 @attrs.frozen
@@ -52,14 +59,27 @@ def parse(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> Sett
         raise ConfigError("pegboard serve needs a MODEL: a GGUF file, a directory or a hub id")
     parts = _parts(given)
     parts["app"].setdefault("names", [model])
-    key = environ.get(KEY_VARIABLE)
-    if key:
-        parts["app"]["api_keys"] = [*parts["app"].get("api_keys", ()), key]
+    _from_variables(parts["app"], environ)
     return Settings(
         EngineConfig.from_options({"model": model, **parts["engine"]}),
         AppOptions(root=model, **parts["app"]),
         ServerOptions(**parts["server"]),
     )
+
+
+def _from_variables(app: dict[str, Any], environ: Mapping[str, str]) -> None:
+    """A key joins those of the flags; over the number of sequences the flag wins."""
+    key = environ.get(KEY_VARIABLE)
+    if key:
+        app["api_keys"] = [*app.get("api_keys", ()), key]
+    most = environ.get(SEQUENCES_VARIABLE)
+    if most:
+        try:
+            app.setdefault("max_n_sequences", int(most))
+        except ValueError:
+            raise ConfigError(
+                f"{SEQUENCES_VARIABLE}={most!r} is not allowed: it must be a whole number"
+            ) from None
 
 
 def _parts(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -117,9 +137,15 @@ def _normal(word: str) -> str:
 def _from_file(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
-    given = {}
+    given: dict[str, Any] = {}
+    names: dict[str, str] = {}
     for key, value in read_config(path).items():
         name = RENAMED.get(key, key)
+        if name in names:
+            raise ConfigError(f"{path}: {names[name]!r} and {key!r} say the same; give one of them")
+        names[name] = key
+        if key in _OWN:
+            raise ConfigError(f"{path}: the key {key!r} is not allowed: {_OWN[key]}")
         if name == "model" and isinstance(value, str):
             given["model"] = value
         elif name in _BY_NAME:

@@ -36,6 +36,7 @@ class Completions:
         model = self._state.model_name(body.model)
         answer_id = self._state.answer_id("cmpl", request, body.request_id)
         prompts = _salted(_prompts(body.prompt), body.cache_salt)
+        self._state.check_sequences(body)
         params = completion_params(body, self._state.engine.get_default_sampling_params())
         batch = await Batch.open(
             self._state, answer_id, prompts, params, body.priority, body.timeout
@@ -43,7 +44,7 @@ class Completions:
         answer = _Answer(self._state, body, answer_id, model, params.n)
         headers = {"x-request-id": answer_id.partition("-")[2]}
         if body.stream:
-            return AnswerStream(batch, answer, headers)
+            return AnswerStream(batch, answer, headers, self._state.keep_alive)
         return await whole_answer(request.receive, batch, answer.whole, headers)
 
 
@@ -196,12 +197,9 @@ class _Answer:
 def _joined(first: CompletionScores | None, second: CompletionScores) -> CompletionScores:
     if first is None:
         return second
-    tops = None
-    if first.top_logprobs is not None and second.top_logprobs is not None:
-        tops = first.top_logprobs + second.top_logprobs
     return CompletionScores(
         first.tokens + second.tokens,
         first.token_logprobs + second.token_logprobs,
-        tops,
+        first.top_logprobs + second.top_logprobs,
         first.text_offset + second.text_offset,
     )

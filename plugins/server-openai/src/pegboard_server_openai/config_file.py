@@ -39,4 +39,13 @@ def read_config(path: str) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise ConfigError(f"--config {path!r} is not allowed: it must hold 'flag: value' lines")
-    return {key.replace("_", "-"): value for key, value in found.items()}
+    given: dict[str, Any] = {}
+    spelt: dict[str, str] = {}
+    for key, value in found.items():
+        name = key.replace("_", "-")
+        if name in given:
+            raise ConfigError(
+                f"--config {path!r} has one key in two spellings: {spelt[name]!r} and {key!r}"
+            )
+        spelt[name], given[name] = key, value
+    return given

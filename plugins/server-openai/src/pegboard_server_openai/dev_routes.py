@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pegboard.api.endpoint import EndpointContext, Handler, Route
+from pegboard.errors import UnsupportedError
 from pegboard_server_openai.faults import HttpError, json_response
 from pegboard_server_openai.reading import read_body
 from pegboard_server_openai.state import ServerState
@@ -16,7 +17,6 @@ from pegboard_server_openai.state import ServerState
 __all__ = ["AbortRequest", "routes"]
 
 _ASLEEP = "the executor cannot give its memory back and take it again"
-_PROFILE = "the engine's process has no profiler; attach one to it from outside, such as py-spy"
 
 
 class AbortRequest(msgspec.Struct):
@@ -37,14 +37,14 @@ def routes(ctx: EndpointContext) -> Iterable[Route]:
         for path, what in (
             ("/sleep", _ASLEEP),
             ("/wake_up", _ASLEEP),
-            ("/start_profile", _PROFILE),
-            ("/stop_profile", _PROFILE),
         )
     ]
     return (
         Route("POST", "/abort_requests", own.abort, "End requests", body=AbortRequest),
         Route("POST", "/pause", own.pause, "Hold back new requests (?mode=wait or abort)"),
         Route("POST", "/resume", own.resume, "Let in what was held back"),
+        Route("POST", "/start_profile", own.start_profile, "Record what the engine's process does"),
+        Route("POST", "/stop_profile", own.stop_profile, "Write down what was recorded"),
         Route("GET", "/is_paused", own.paused, "Whether new requests are held back"),
         Route("GET", "/is_sleeping", own.sleeping, "False: the engine cannot sleep"),
         *missing,
@@ -96,6 +96,16 @@ class _Dev:
 
     async def paused(self, _: Request) -> Response:
         return json_response({"is_paused": self._state.engine.is_paused})
+
+    async def start_profile(self, _: Request) -> Response:
+        try:
+            await self._state.engine.start_profile()
+        except UnsupportedError as error:
+            raise HttpError(501, str(error), code="not_supported") from error
+        return json_response({"is_profiling": True})
+
+    async def stop_profile(self, _: Request) -> Response:
+        return json_response({"profile": await self._state.engine.stop_profile()})
 
     async def sleeping(self, _: Request) -> Response:
         return json_response({"is_sleeping": False})

@@ -29,6 +29,7 @@ _TYPES = {
 _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     413: {"Connection": "close"},  # else the rest of the body would still be read
+    415: {"Connection": "close"},
 }
 
 

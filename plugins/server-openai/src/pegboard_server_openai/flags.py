@@ -159,6 +159,8 @@ _SERVER = (
         "Limits",
         ("max-concurrent-requests", "Requests under /v1 at once; more are answered 429.", "int"),
         ("max-body-bytes", "Longest body. Default: 32M.", "size"),
+        ("max-n-sequences", "Most answers to one prompt (n); also VLLM_MAX_N_SEQUENCES. "
+         "Default: 16384.", "size"),
         ("request-timeout", "Seconds that a request may take, at most.", "float"),
     ),
     *_flags(
@@ -178,6 +180,8 @@ _SERVER = (
         "Operation",
         ("step-timeout", "Seconds without a sign of the working engine until /health is 503; "
          "0: never. Default: 300.", "float"),
+        ("stream-keep-alive", "Seconds of silence after which OpenAI's streams send a comment. "
+         "Default: none do.", "float"),
     ),
     *_flags(
         "server",
@@ -202,6 +206,11 @@ _MODEL = _flags(
     ("chat-template", "Path or source of a template, or the name of one of the model's."),
     ("logits-processors", "Logits processors for every request.", "texts"),
     ("seed", "Of requests that bring none. Default: 0.", "int"),
+)
+_TEMPLATES = _flags(
+    "app",
+    "Model",
+    ("chat-template-content-format", "How messages reach the template: auto, string or openai."),
 )
 _SCHEDULING = _flags(
     "engine",
@@ -275,4 +284,4 @@ _ALIASES = _flags(
     ("schedule-policy", "As --scheduling-policy."),
 )
 
-FLAGS = (*_SERVER, *_MODEL, *_SCHEDULING, *_CACHE, *_DEVICES, *_PLUGINS, *_ALIASES)
+FLAGS = (*_SERVER, *_MODEL, *_TEMPLATES, *_SCHEDULING, *_CACHE, *_DEVICES, *_PLUGINS, *_ALIASES)

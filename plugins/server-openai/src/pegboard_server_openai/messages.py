@@ -15,6 +15,7 @@ from pegboard_server_openai.asking import as_chat, ask, renamed
 from pegboard_server_openai.bodies import ChatRequest
 from pegboard_server_openai.chat import chat_prompt
 from pegboard_server_openai.faults import HttpError, json_response
+from pegboard_server_openai.keep_alive import KeepAlive
 from pegboard_server_openai.messages_bodies import (
     CountTokensRequest,
     MessagesRequest,
@@ -31,6 +32,7 @@ from pegboard_server_openai.messages_replies import (
     MessageDelta,
     MessageStart,
     MessageStop,
+    MessageUsage,
     Ping,
     Stop,
     TextBlock,
@@ -47,6 +49,8 @@ __all__ = ["Messages"]
 
 _NAMES = {"prompt": "messages", "max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
 """Fields of a chat, and where they come from."""
+PING_SECONDS = 10.0
+"""Of silence, after which a stream sends a ping, unless the operator names another time."""
 
 
 class Messages:
@@ -63,12 +67,15 @@ class Messages:
         check_messages(body)
         own = {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences}
         with renamed(_NAMES):
-            batch, _ = await ask(self._state, _chat(body, **own), name, shorten=True)
-        answer = _Answer(model, body.max_tokens)
+            asked = await ask(self._state, _chat(body, **own), name, shorten=True)
+        batch = asked.batch
+        answer = _Answer(model, body.max_tokens, asked.prompt_tokens)
         request_id = name.partition("-")[2]
         headers = {"request-id": request_id, "x-request-id": request_id}
         if body.stream:
-            return EventStream(answer.events(batch), batch.close, headers)
+            seconds = self._state.options.stream_keep_alive or PING_SECONDS
+            alive = KeepAlive(seconds, answer.beat)
+            return EventStream(answer.events(batch), batch.close, headers, alive)
         return await whole_answer(
             request.receive, batch, lambda outputs: answer.whole(outputs[0]), headers
         )
@@ -85,8 +92,8 @@ class Messages:
 
 def _chat(body: CountTokensRequest, **own: Any) -> ChatRequest:
     messages = chat_messages(body)
-    effort = effort_of(body)
-    return as_chat(body, messages, effort=effort, continue_final_message=goes_on(messages), **own)
+    hints = {"reasoning_effort": effort_of(body)}
+    return as_chat(body, messages, hints, continue_final_message=goes_on(messages), **own)
 
 
 @attrs.define
@@ -96,16 +103,29 @@ class _Answer:
     _model: str
     _max_tokens: int
     """What the client allows; the context may have had room for less."""
+    _prompt_tokens: int
     _id: str = attrs.field(factory=lambda: f"msg_{uuid.uuid4().hex}", init=False)
+    _begun: bool = attrs.field(default=False, init=False)
+    """The first event of a stream was made."""
 
     def whole(self, output: RequestOutput) -> Message:
         """The answer of a request that is complete."""
         stop = self._stop(output.outputs[0])
-        message = self._message(output)
+        message = self._message(message_usage(output))
         message.stop_reason, message.stop_sequence = stop.stop_reason, stop.stop_sequence
         text = output.outputs[0].text
         message.content = [TextBlock(text)] if text else []
         return message
+
+    def beat(self) -> bytes:
+        """What a stream says while the prompt is computed: its beginning must come first. How much
+        of the prompt was in the cache is told at the end."""
+        usage = MessageUsage(self._prompt_tokens, 0, 0)
+        return (b"" if self._begun else self._start(usage)) + named_event(Ping())
+
+    def _start(self, usage: MessageUsage) -> bytes:
+        self._begun = True
+        return named_event(MessageStart(self._message(usage)))
 
     async def events(self, batch: Batch) -> AsyncIterator[bytes]:
         """The answer piece by piece."""
@@ -118,12 +138,11 @@ class _Answer:
     async def _pieces(self, batch: Batch) -> AsyncIterator[bytes]:
         cursor, text = Cursor(), ""
         async for _, output in batch.states():
-            fresh = cursor.fresh
             news = cursor.take(output.outputs[0])
             if news is None:
                 continue
-            if fresh:
-                yield named_event(MessageStart(self._message(output)))
+            if not self._begun:
+                yield self._start(message_usage(output))
                 yield named_event(Ping())
             if news.text:
                 if not text:
@@ -137,8 +156,8 @@ class _Answer:
         yield named_event(MessageDelta(stop, message_usage(output)))
         yield named_event(MessageStop())
 
-    def _message(self, output: RequestOutput) -> Message:
-        return Message(id=self._id, model=self._model, content=[], usage=message_usage(output))
+    def _message(self, usage: MessageUsage) -> Message:
+        return Message(id=self._id, model=self._model, content=[], usage=usage)
 
     def _stop(self, item: CompletionOutput) -> Stop:
         """Raises `HttpError` for an answer that the server ended: no reason stands for that."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from pegboard.api.params import MAX_SEQUENCES
 from pegboard.errors import ConfigError
 
 __all__ = ["AppOptions", "ServerOptions"]
@@ -35,6 +36,14 @@ def _count(_: Any, field: Any, value: Any) -> None:
 
 
 _ALL = ("*",)
+_FORMATS = ("auto", "string", "openai")
+
+
+def _sequences(_: Any, field: Any, value: int) -> None:
+    if not 1 <= value <= MAX_SEQUENCES:
+        raise ConfigError(
+            f"--{field.name.replace('_', '-')} {value} is not allowed: 1 to {MAX_SEQUENCES}"
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -50,22 +59,35 @@ class AppOptions:
     max_body_bytes: int = attrs.field(default=32 << 20, validator=_count)
     max_concurrent_requests: int | None = attrs.field(default=None, validator=_count)
     """Under ``/v1``; None: no limit."""
+    max_n_sequences: int = attrs.field(default=MAX_SEQUENCES, validator=_sequences)
+    """Most sequences of one prompt (`n`, `best_of`)."""
     request_timeout: float | None = attrs.field(default=None, validator=_above_zero)
     """Seconds that a request may take; one may ask for less."""
     step_timeout: float = attrs.field(default=300.0, validator=_seconds)
     """Seconds of silence after which a working engine counts as hung; 0: never."""
+    stream_keep_alive: float | None = attrs.field(default=None, validator=_above_zero)
+    """Seconds of silence after which a stream of OpenAI's says that it lives; None: never."""
     allowed_origins: tuple[str, ...] = attrs.field(default=_ALL, converter=_texts)
     allowed_methods: tuple[str, ...] = attrs.field(default=_ALL, converter=_texts)
     allowed_headers: tuple[str, ...] = attrs.field(default=_ALL, converter=_texts)
     allow_credentials: bool = False
     root_path: str = ""
     """Prefix that a proxy takes away."""
+    chat_template_content_format: str = attrs.field(default="auto")
+    """How contents of messages reach the template: ``auto``, ``string`` or ``openai``."""
     trust_request_chat_template: bool = False
     """Requests may bring templates of their own."""
     enable_response_store: bool = False
     """What ``/v1/responses`` answers is kept in memory, a bounded number of them."""
     dev: bool = False
     """The routes for development are there."""
+
+    @chat_template_content_format.validator
+    def _check_format(self, _: Any, value: str) -> None:
+        if value not in _FORMATS:
+            raise ConfigError(
+                f"--chat-template-content-format {value} is not allowed: {', '.join(_FORMATS)}"
+            )
 
     @names.validator
     @api_keys.validator

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pegboard_server_openai.faults import HttpError
+from pegboard_server_openai.refused_fields import objection
 
 __all__ = ["MAX_DEPTH", "read_body"]
 
@@ -18,26 +19,8 @@ MAX_DEPTH = 96
 _LOG = logging.getLogger("pegboard.plugin.server-openai")
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
 
-_REFUSED = {
-    "audio": "this server writes text",
-    "bad_words": "use logit_bias or allowed_token_ids",
-    "function_call": "no plugin for tool calls is installed",
-    "functions": "no plugin for tool calls is installed",
-    "guided_choice": "no plugin for structured outputs is installed",
-    "guided_grammar": "no plugin for structured outputs is installed",
-    "guided_json": "no plugin for structured outputs is installed",
-    "guided_regex": "no plugin for structured outputs is installed",
-    "length_penalty": "there is no beam search",
-    "mm_processor_kwargs": "this server reads text",
-    "modalities": "this server writes text",
-    "prediction": "there are no predicted outputs",
-    "prompt_embeds": "prompts are texts or token ids",
-    "structured_outputs": "no plugin for structured outputs is installed",
-    "truncate_prompt_tokens": "prompts are never cut",
-    "use_beam_search": "there is no beam search",
-    "web_search_options": "this server does not search",
-}
-"""Fields that would change the answer and are not served: why. Null, false and empty ones pass."""
+_COMPARED = 16
+"""Unknown fields of one body that are looked through for slips."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -85,10 +68,11 @@ def _too_deep() -> HttpError:
 
 
 def _check_unknown(value: dict[str, Any], kind: type[msgspec.Struct]) -> None:
-    for name in value.keys() - set(kind.__struct_fields__):
-        why = _REFUSED.get(name)
-        if why is not None and value[name]:
-            raise HttpError(400, f"{name} is not supported: {why}; leave it out", param=name)
+    known = kind.__struct_fields__
+    for place, name in enumerate(sorted(value.keys() - set(known))):
+        why = objection(name, value[name], known, compare=place < _COMPARED)
+        if why is not None:
+            raise HttpError(400, why, param=name)
         _LOG.debug("unknown field %r of %s is ignored", name, kind.__name__)
 
 

@@ -43,7 +43,6 @@ REFUSED = {
     "allowed-media-domains": _MEDIA,
     "api-server-count": "one front end serves; start several servers behind a load balancer",
     "calculate-kv-scales": "scales of the cache come with the checkpoint",
-    "chat-template-content-format": "messages are brought into the form that the template expects",
     "code-revision": "code of checkpoints is never run",
     "collect-detailed-traces": "spans are of requests as a whole (--otlp-traces-endpoint)",
     "compilation-config": _GRAPHS,

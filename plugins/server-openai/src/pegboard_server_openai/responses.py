@@ -26,7 +26,7 @@ from pegboard_server_openai.responses_bodies import (
     check_question,
     check_request,
 )
-from pegboard_server_openai.responses_input import add_input
+from pegboard_server_openai.responses_input import add_input, listed_items
 from pegboard_server_openai.responses_replies import (
     Completed,
     Created,
@@ -82,12 +82,14 @@ class Responses:
         check_request(body)
         history = self._history(body)
         with renamed(_NAMES):
-            batch, params = await ask(self._state, _chat(body, history), name)
+            asked = await ask(self._state, _chat(body, history), name)
+        batch, params = asked.batch, asked.params
         store = None if body.store is False else self._store
         answer = _Answer(self._state, body, model, params, history, store)
         headers = {"x-request-id": name.partition("-")[2]}
         if body.stream:
-            return EventStream(answer.events(batch), batch.close, headers)
+            events, alive = answer.events(batch), self._state.keep_alive
+            return EventStream(events, batch.close, headers, alive)
         return await whole_answer(
             request.receive, batch, lambda outputs: answer.whole(outputs[0]), headers
         )
@@ -133,8 +135,11 @@ def _chat(body: Question, history: Conversation) -> ChatRequest:
         own = {"max_completion_tokens": body.max_output_tokens, "stop": body.stop}
         if body.scored:
             own |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    effort = (body.reasoning or {}).get("effort")
-    return as_chat(body, opened(system, history.messages), effort=effort, **own)
+    hints = {
+        "reasoning_effort": (body.reasoning or {}).get("effort"),
+        "verbosity": (body.text or {}).get("verbosity"),
+    }
+    return as_chat(body, opened(system, history.messages), hints, **own)
 
 
 @attrs.define
@@ -224,7 +229,7 @@ class _Answer:
         if self._store is not None:
             said = Conversation(self._history.messages)
             said.say("assistant", [response.output[0].content[0].text])
-            self._store.put(self._id, response, said.messages)
+            self._store.put(self._id, response, said.messages, listed_items(self._body.input))
 
     def _response(self, status: str) -> Response:
         body = self._body

@@ -44,7 +44,7 @@ class Question(Extras, kw_only=True):
     reasoning: dict[str, Any] | None = None
     """Its ``effort`` is handed to the chat template."""
     text: dict[str, Any] | None = None
-    """Format ``{"type": "text"}`` only."""
+    """Format ``{"type": "text"}`` only; its ``verbosity`` is handed to the chat template."""
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None

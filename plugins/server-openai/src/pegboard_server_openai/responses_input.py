@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 from pegboard_server_openai.conversation import Conversation, bad, text_of, texts_of
 
-__all__ = ["add_input"]
+__all__ = ["add_input", "listed_items"]
 
 Item = dict[str, Any]
 
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _THOUGHTS = {"reasoning_text": "text", "summary_text": "text", "text": "text"}
+_PREFIXES = {
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "message": "msg",
+    "reasoning": "rs",
+}
+"""Of ids."""
 _ROLES = {
     "user": "user",
     "assistant": "assistant",
@@ -35,6 +43,23 @@ def add_input(conversation: Conversation, given: Any) -> None:
         if not isinstance(item, dict):
             raise bad(place, "must be an object")
         _adder(item, place)(conversation, item, place)
+
+
+def listed_items(given: Any) -> list[Item]:
+    """A valid input as it is told later: items only, each with a type and an id."""
+    if isinstance(given, str):
+        part = {"type": "input_text", "text": given}
+        given = [{"role": "user", "status": "completed", "content": [part]}]
+    return [_told(item) for item in given]
+
+
+def _told(item: Item) -> Item:
+    kind = item.get("type") or "message"
+    told = {**item, "type": kind, "id": item.get("id") or f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"}
+    if kind == "message" and isinstance(item["content"], str):
+        name = "output_text" if item["role"] == "assistant" else "input_text"
+        told["content"] = [{"type": name, "text": item["content"]}]
+    return told
 
 
 def _adder(item: Item, place: str) -> Callable[[Conversation, Item, str], None]:

@@ -34,6 +34,7 @@ def routes(ctx: EndpointContext) -> Iterable[Route]:
         ),
         Route("GET", f"{path}/{{name}}", kept.read, "A response that is kept"),
         Route("DELETE", f"{path}/{{name}}", kept.remove, "Forget a response"),
+        Route("GET", f"{path}/{{name}}/input_items", kept.items, "The input of one that is kept"),
         Route("POST", f"{path}/{{name}}/cancel", kept.cancel, "Refused: none is in background"),
     )
 
@@ -67,6 +68,30 @@ class _Kept:
             "closes its connection ends its request",
         )
 
+    async def items(self, request: Request) -> Response:
+        """A page of the input's items, the latest first unless it is said otherwise."""
+        self._found(request)
+        assert self._store is not None
+        items = self._store.items(request.path_params["name"]) or []
+        query = request.query_params
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise HttpError(400, f"order={order!r} is not allowed: asc or desc", param="order")
+        limit = _limit(query.get("limit", "20"))
+        if order == "desc":
+            items.reverse()
+        rest = _after(items, query.get("after"))
+        page = rest[:limit]
+        return json_response(
+            {
+                "object": "list",
+                "data": page,
+                "first_id": page[0]["id"] if page else None,
+                "last_id": page[-1]["id"] if page else None,
+                "has_more": len(rest) > limit,
+            }
+        )
+
     def _found(self, request: Request) -> bytes:
         name = request.path_params["name"]
         if self._store is None:
@@ -78,3 +103,19 @@ class _Kept:
         if data is None:
             raise HttpError(404, f"there is no response {name!r}")
         return data
+
+
+def _limit(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= 100):
+        raise HttpError(400, f"limit={text[:20]!r} is not allowed: 1 to 100", param="limit")
+    return int(text)
+
+
+def _after(items: list[dict[str, Any]], name: str | None) -> list[dict[str, Any]]:
+    """Those behind the item of that id."""
+    if name is None:
+        return items
+    for place, item in enumerate(items):
+        if item["id"] == name:
+            return items[place + 1 :]
+    raise HttpError(400, f"after={name[:80]!r} is not allowed: the id of an item", param="after")

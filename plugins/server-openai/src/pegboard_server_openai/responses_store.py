@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -18,10 +19,11 @@ MAX_STORED_BYTES = 256 << 20
 class _Kept:
     response: bytes
     conversation: bytes
+    items: bytes
 
     @property
     def size(self) -> int:
-        return len(self.response) + len(self.conversation)
+        return len(self.response) + len(self.conversation) + len(self.items)
 
 
 @attrs.define
@@ -40,9 +42,16 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def put(self, response_id: str, response: Any, conversation: list[dict[str, Any]]) -> None:
-        """Keep a response, and the messages up to its own."""
-        kept = _Kept(msgspec.json.encode(response), msgspec.json.encode(conversation))
+    def put(
+        self,
+        response_id: str,
+        response: Any,
+        conversation: list[dict[str, Any]],
+        items: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """Keep a response, the messages up to its own, and the items of its input."""
+        encode = msgspec.json.encode
+        kept = _Kept(encode(response), encode(conversation), encode(items))
         self._kept[response_id] = kept
         self.size += kept.size
         while len(self._kept) > self.max_responses or self.size > self.max_bytes:
@@ -60,6 +69,14 @@ class ResponseStore:
             return None
         messages: list[dict[str, Any]] = msgspec.json.decode(kept.conversation)
         return messages
+
+    def items(self, response_id: str) -> list[dict[str, Any]] | None:
+        """The items of its input, or None."""
+        kept = self._used(response_id)
+        if kept is None:
+            return None
+        items: list[dict[str, Any]] = msgspec.json.decode(kept.items)
+        return items
 
     def remove(self, response_id: str) -> bool:
         """Forget one; False if there is none."""

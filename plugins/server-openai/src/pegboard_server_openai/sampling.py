@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from pegboard import SamplingParams
+from pegboard.api.params import MAX_LOGPROBS
 from pegboard_server_openai.bodies import ChatRequest, CompletionRequest, Sampling
 from pegboard_server_openai.faults import HttpError
 
@@ -117,8 +118,8 @@ def _check_common(body: Sampling) -> None:
 
 def _count(field: str, value: int | None) -> int | None:
     """Of the whole vocabulary, which -1 means offline, no answer tells."""
-    if value is not None and value < 0:
-        raise HttpError(400, f"{field}={value} is not allowed: 0 or more", param=field)
+    if value is not None and not 0 <= value <= MAX_LOGPROBS:
+        raise HttpError(400, f"{field}={value} is not allowed: 0 to {MAX_LOGPROBS}", param=field)
     return value
 
 

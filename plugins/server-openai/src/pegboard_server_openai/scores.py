@@ -41,7 +41,8 @@ class CompletionScores(msgspec.Struct):
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None] | None
+    top_logprobs: list[dict[str, float] | None]
+    """The likeliest tokens and the chosen one; that one alone where none were asked for."""
     text_offset: list[int]
 
 
@@ -71,11 +72,7 @@ class ScoreWriter:
     ) -> CompletionScores:
         """Positions of a completion; `shown`: special tokens are in the text, as in a prompt."""
         values = [None if e is None else e[i].logprob for i, e in zip(ids, entries, strict=True)]
-        tops = None
-        if self._count:
-            tops = [
-                None if e is None else self._named(i, e) for i, e in zip(ids, entries, strict=True)
-            ]
+        tops = [None if e is None else self._named(i, e) for i, e in zip(ids, entries, strict=True)]
         return CompletionScores(
             [self._name(i) for i in ids], values, tops, [self._place(i, shown) for i in ids]
         )

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from pegboard import RequestOutput
 from pegboard_server_openai.engine import Moment, Take
 from pegboard_server_openai.faults import HttpError, error_body, fault_of, json_response
+from pegboard_server_openai.keep_alive import KeepAlive, kept_alive
 from pegboard_server_openai.scores import ScoreWriter
 from pegboard_server_openai.streams import Batch, Cursor
 from pegboard_server_openai.writing import Write, body_message, quick_write
@@ -134,8 +135,10 @@ class EventStream(Response):
         events: AsyncIterator[bytes] | None,
         close: Callable[[], None],
         headers: dict[str, str] | None = None,
+        keep_alive: KeepAlive | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", **(headers or {})})
+        self._keep_alive = keep_alive
         del self.headers["content-length"]
         self._events = events
         self._close = close
@@ -162,7 +165,8 @@ class EventStream(Response):
 
     async def _write(self, send: Any) -> None:
         try:
-            await self._events_to(send)
+            async with kept_alive(send, self._keep_alive) as sending:
+                await self._events_to(sending)
         except OSError:
             return  # the client left
         except Exception as error:
@@ -194,8 +198,14 @@ class AnswerStream(EventStream):
     """The events of one body's answer. Between the engine's stream and the socket there is neither
     a generator nor a task to wake: each of them costs as much as the rest of a token's way."""
 
-    def __init__(self, batch: Batch, answer: Answer, headers: dict[str, str]) -> None:
-        super().__init__(None, batch.close, headers)
+    def __init__(
+        self,
+        batch: Batch,
+        answer: Answer,
+        headers: dict[str, str],
+        keep_alive: KeepAlive | None = None,
+    ) -> None:
+        super().__init__(None, batch.close, headers, keep_alive)
         self._batch = batch
         self._answer = answer
 

@@ -13,6 +13,8 @@ import attrs
 
 from pegboard_server_openai.engine import Engine
 from pegboard_server_openai.faults import HttpError
+from pegboard_server_openai.http_figures import HttpTally
+from pegboard_server_openai.keep_alive import KeepAlive
 from pegboard_server_openai.options import AppOptions
 
 __all__ = ["ServerState"]
@@ -31,6 +33,8 @@ class ServerState:
     """The model as the operator named it."""
     options: AppOptions = attrs.field(factory=lambda: AppOptions(names=("model",)))
     created: int = attrs.field(factory=lambda: int(time.time()))
+    http: HttpTally = attrs.field(factory=HttpTally, repr=False)
+    """What was counted of requests; plugins that write metrics down ask for its `figures`."""
     live: dict[str, str] = attrs.field(factory=dict, repr=False)
     """Answer ids by the engine ids of requests that are being answered."""
     _serial: Iterator[int] = attrs.field(factory=itertools.count, repr=False)
@@ -65,6 +69,18 @@ class ServerState:
         """A name in the engine that no other request has, also if a client uses an id twice."""
         return f"{answer_id}#{next(self._serial)}"
 
+    def check_sequences(self, body: Any) -> None:
+        """Raise `HttpError` if `n`, or `best_of` where the body has it, is more than is allowed."""
+        most = self.options.max_n_sequences
+        for field in ("n", "best_of"):
+            value = getattr(body, field, None)
+            if value is not None and value > most:
+                raise HttpError(
+                    400,
+                    f"{field}={value} is not allowed: at most {most} (--max-n-sequences)",
+                    param=field,
+                )
+
     def deadline(self, wanted: float | None) -> float | None:
         """Seconds that a request may take which asks for `wanted`."""
         if wanted is not None and not 0 < wanted < float("inf"):
@@ -85,6 +101,12 @@ class ServerState:
                 "--trust-request-chat-template",
                 param="chat_template",
             )
+
+    @property
+    def keep_alive(self) -> KeepAlive | None:
+        """Of OpenAI's streams, if the operator wants it."""
+        seconds = self.options.stream_keep_alive
+        return None if seconds is None else KeepAlive(seconds)
 
     @property
     def silent_too_long(self) -> bool:

@@ -56,13 +56,21 @@ class _Tokenizing:
         if body.prompt is None:
             prompt = await chat_prompt(self._state, body)
             return list(prompt.ids)
-        encode = self._state.engine.get_tokenizer().encode
-        return await asyncio.to_thread(encode, body.prompt, body.add_special_tokens is not False)
+        return await self._state.engine.encode(
+            body.prompt, add_special_tokens=body.add_special_tokens is not False
+        )
 
     async def detokenize(self, request: Request) -> Response:
         body = read_body(await request.body(), DetokenizeRequest)
         self._state.model_name(body.model)
         tokenizer = self._state.engine.get_tokenizer()
+        most = self._state.engine.max_model_len
+        if len(body.tokens) > most:
+            raise HttpError(
+                400,
+                f"tokens has {len(body.tokens)} ids, but the context holds {most} (max_model_len)",
+                param="tokens",
+            )
         for token in body.tokens:
             if not 0 <= token < tokenizer.vocab_size:
                 raise HttpError(
