@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pegboard.api.checkpoint import TokenizerSpec
-from pegboard.text.codec import _BYTE_OF
+from pegboard.text.codec import BYTE_LEVEL
 from pegboard.text.tokenizer import Tokenizer
 
 BOS, EOS = "<s>", "</s>"
@@ -35,7 +35,7 @@ def bos_post_processor(bos_id: int) -> dict[str, Any]:
 def byte_level_json(extra: tuple[str, ...] = ()) -> dict[str, Any]:
     """Ids 0–255 are the bytes, then come `extra` tokens (plain text), then BOS, EOS and one
     ordinary added token."""
-    char_of = {byte: char for char, byte in _BYTE_OF.items()}
+    char_of = {byte: char for char, byte in BYTE_LEVEL.items()}
     vocab = {char_of[byte]: byte for byte in range(256)}
     for text in extra:
         vocab.setdefault("".join(char_of[byte] for byte in text.encode()), len(vocab))

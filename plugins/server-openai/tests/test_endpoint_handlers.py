@@ -30,7 +30,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[httpx.Response]]:
         module.routes = lambda ctx: routes  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, HERE, module)
         endpoint = Endpoint("of-tests", f"{HERE}:routes")
-        engine: Any = SimpleNamespace(board=own_board(("endpoint", endpoint)))
+        engine: Any = SimpleNamespace(board=own_board(("endpoint", endpoint)), uses=lambda *_: None)
         app = build_app(engine, AppOptions(names=("m",)))
 
         async def all_of_them() -> list[httpx.Response]:

@@ -14,7 +14,7 @@ import pytest
 
 from pegboard import __version__
 from pegboard.errors import DuplicateError
-from pegboard.plugins import build_board
+from pegboard.testing.boards import board_in
 from pegboard_server_openai.app import AppOptions, build_app
 
 SOURCE = """
@@ -52,7 +52,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             needs = f"Requires-Dist: pegboard-core=={__version__}"
             (info / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n{needs}\n")
             (info / "entry_points.txt").write_text(f"[pegboard.plugins]\n{name} = {module}\n")
-        board = build_board(environ={}, search_path=[str(tmp_path)])
+        board = board_in(tmp_path)
         engine: Any = SimpleNamespace(board=board, uses=lambda *_: None)
         return build_app(engine, AppOptions(names=("x",)))
 

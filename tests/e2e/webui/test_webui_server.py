@@ -54,7 +54,7 @@ def test_the_page_and_all_that_it_loads_need_no_key(app: Any) -> None:
 
 
 def test_nothing_else_opens_with_it(app: Any) -> None:
-    paths = ("/v1/models", "/plugins", "/load", "/ui/", "/ui/../load", "/UI", "/ui/none.js")
+    paths = ("/v1/models", "/plugins", "/load", "/ui/../load", "/UI", "/ui/none.js")
     assert [reply.status_code for reply in ask(app, "GET", *paths)] == [401] * len(paths)
     assert ask(app, "POST", "/ui", "/ui/app.js")[1].status_code == 401
     models = ask(app, "GET", "/v1/models", authorization="Bearer secret")[0]

@@ -64,7 +64,11 @@ class Detokenizer(Protocol):
 
 
 class TextTokenizer(Protocol):
-    """A tokeniser. Immutable."""
+    """A tokeniser. Immutable.
+
+    One that keeps every character may have ``longest_token: int``, most characters of a text that a
+    token stands for: a prompt of more characters than fill the context is then refused unread.
+    """
 
     @property
     def vocab_size(self) -> int: ...

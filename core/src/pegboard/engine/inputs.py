@@ -68,8 +68,6 @@ class InputProcessor:
     """The scheduling policy looks at priorities."""
     processors: LogitsRoster = attrs.field(factory=LogitsRoster)
     """Judge `SamplingParams.extra_args`."""
-    _longest: int = attrs.field(default=0, init=False)
-    """Bytes of the vocabulary's longest token; 0: not looked up yet."""
 
     def tokenise(self, prompt: Prompt | TokenisedPrompt) -> TokenisedPrompt:
         """Token ids of any form of prompt, checked. Raises `RequestError` with field ``prompt``."""
@@ -217,19 +215,12 @@ class InputProcessor:
         that takes time and memory in proportion. Raises `RequestError`."""
         if len(text) <= self.max_model_len:
             return
-        if not self._longest:
-            self._longest = max(1, self._longest_token())
-        if len(text) > self.max_model_len * self._longest:
+        longest = getattr(self.encoder, "longest_token", None)
+        if longest is not None and len(text) > self.max_model_len * longest:
             raise _bad_prompt(
                 f"it has {len(text)} characters, but the context holds {self.max_model_len} tokens "
-                f"of prompt and output together (max_model_len), of at most {self._longest} bytes"
+                f"of prompt and output together (max_model_len), of at most {longest} characters"
             )
-
-    def _longest_token(self) -> int:
-        """Bytes of the vocabulary's longest token."""
-        encoder = self.encoder
-        assert encoder is not None
-        return max((len(encoder.token_bytes(i)) for i in range(encoder.vocab_size)), default=1)
 
     @property
     def _why_none(self) -> str:

@@ -123,8 +123,10 @@ def _not_installed(
     installed = {record.distribution for record in records}
     missing = [f.distribution for f in offering if f.distribution not in installed]
     if missing:
-        verb = "provides it and is" if len(missing) == 1 else "provide it and are"
-        yield f"{' or '.join(missing)} {verb} not installed: pip install {missing[0]}."
+        one = len(missing) == 1
+        verb = "provides it and is" if one else "provide it and are"
+        which = missing[0] if one else "the one that suits this machine"
+        yield f"{' or '.join(missing)} {verb} not installed: pip install {which}."
 
 
 def _nothing_known(key: str | None, loaded: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """The generated list of first-party distributions: what each would provide if it were installed.
 
-The file is data for error messages and for the allowlist entry ``@first-party``. The core decides
-nothing else by it: a first-party plugin comes through the same door as any other.
+The file is data for error messages, for the allowlist entry ``@first-party``, and for the question
+which of two plugins that want the same is rolled back. The core decides nothing else by it: a
+first-party plugin comes through the same door as any other.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pegboard.api.checkpoint import TokenizerSpec
@@ -16,6 +17,7 @@ from pegboard.testing.checkpoints import ByteVocabulary
 __all__ = [
     "Board",
     "PluginRecord",
+    "board_in",
     "board_of",
     "board_with",
     "built_tokenizer",
@@ -61,6 +63,11 @@ def board_of(*plugins: str) -> Board:
     """With these plugins alone, by id; nothing else is imported."""
     environ: Mapping[str, str] = {VARIABLE: ",".join(plugins)}
     return load_plugins(environ=environ)
+
+
+def board_in(folder: Path) -> Board:
+    """With the plugins that are installed in this folder alone."""
+    return load_plugins(environ={}, search_path=[str(folder)])
 
 
 def own_board(*extra: tuple[str, Descriptor]) -> Board:

@@ -22,7 +22,7 @@ import attrs
 
 from pegboard.errors import UnsupportedError
 
-__all__ = ["TokenCodec", "codec_from_decoder"]
+__all__ = ["BYTE_LEVEL", "TokenCodec", "codec_from_decoder"]
 
 TokenRule = Callable[[str], bytes]
 """A token's string in, its bytes out."""
@@ -44,7 +44,8 @@ def _byte_level_alphabet() -> dict[str, int]:
     return alphabet
 
 
-_BYTE_OF = _byte_level_alphabet()
+BYTE_LEVEL = _byte_level_alphabet()
+"""Characters of byte-level BPE, and the bytes they stand for."""
 
 
 @attrs.frozen
@@ -182,7 +183,7 @@ _READERS: Mapping[str, Callable[[_Reading, Mapping[str, Any]], bool]] = {
 
 def _byte_level(token: str) -> bytes:
     try:
-        return bytes([_BYTE_OF[char] for char in token])
+        return bytes([BYTE_LEVEL[char] for char in token])
     except KeyError:  # not written in the byte alphabet: an added token, which is plain text
         return token.encode()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ from pegboard.api.checkpoint import TokenizerSpec
 from pegboard.api.tokenizer import TokenizerContext
 from pegboard.errors import CheckpointError, RequestError
 from pegboard.text.codec import codec_from_decoder
+from pegboard.text.coverage import Model, longest_token, shrinkage
 from pegboard.text.detokenizer import IncrementalDetokenizer
 from pegboard.text.pieces import PieceJoiner, Vocabulary
 
@@ -26,6 +28,8 @@ class _AddedToken(msgspec.Struct):
     id: int
     content: str
     special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
 
 
 class _SerialisedParts(msgspec.Struct):
@@ -33,6 +37,15 @@ class _SerialisedParts(msgspec.Struct):
 
     added_tokens: list[_AddedToken] = []
     decoder: dict[str, Any] | None = None
+    model: Model = msgspec.field(default_factory=Model)
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
+
+    @property
+    def shrinkage(self) -> int | None:
+        """See `pegboard.text.coverage.shrinkage`."""
+        takes_spaces = any(token.lstrip or token.rstrip for token in self.added_tokens)
+        return shrinkage(self.model, self.normalizer, self.pre_tokenizer, takes_spaces)
 
 
 @attrs.frozen
@@ -58,8 +71,10 @@ class Tokenizer:
         spec: TokenizerSpec,
         backend: tokenizers.Tokenizer,
         vocabulary: Vocabulary,
+        parts: _SerialisedParts,
     ) -> None:
         self.spec = spec
+        self._parts = parts
         self.vocabulary = vocabulary
         self._backend = backend
         self._frame = _frame(spec, backend)
@@ -83,12 +98,22 @@ class Tokenizer:
             [token.id for token in parts.added_tokens],
             special,
         )
-        return cls(spec, backend, vocabulary)
+        return cls(spec, backend, vocabulary, parts)
 
     @property
     def vocab_size(self) -> int:
         """Number of ids of the vocabulary, added tokens included."""
         return self.spec.vocab_size
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Most characters of a text that one token stands for, so that a text has at least
+        ``len(text) / longest_token`` tokens; None where nothing bounds that."""
+        shrinks = self._parts.shrinkage
+        if shrinks is None:
+            return None
+        longest = longest_token(self._backend.get_vocab(), self._parts.model.byte_fallback)
+        return None if longest is None else shrinks * longest
 
     @property
     def bos_token_id(self) -> int | None:
