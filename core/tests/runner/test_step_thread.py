@@ -165,7 +165,7 @@ class Held(Threaded):
     def _run(self, plan: StepPlan) -> Pending:
         if not self.gate.is_set():
             signal.pthread_kill(main_thread(), signal.SIGINT)
-            self.left_waiting = not self.gate.wait(60)
+            self.left_waiting |= not self.gate.wait(20)
         return super()._run(plan)
 
 

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextvars import copy_context
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -18,6 +18,9 @@ from pegboard.api.step import LateInputs, StepPlan, StepResult
 __all__ = ["StepThread"]
 
 T = TypeVar("T")
+LOOK_SECONDS = 0.5
+"""How often a caller that waits looks for interrupts. One that comes in the moment before it begins
+to wait does not wake it."""
 
 
 class _Promise(Generic[T]):
@@ -42,10 +45,14 @@ class _Promise(Generic[T]):
 
     def result(self) -> T:
         """Wait, once."""
-        value, error = self._came.get()
-        if error is not None:
-            raise error
-        return value  # type: ignore[return-value]
+        while True:
+            try:
+                value, error = self._came.get(timeout=LOOK_SECONDS)
+            except Empty:
+                continue
+            if error is not None:
+                raise error
+            return value  # type: ignore[return-value]
 
 
 class _Line:
