@@ -82,7 +82,8 @@ class Member:
     @property
     def data(self) -> dict[str, Any]:
         """Its parsed `pyproject.toml`."""
-        return tomllib.loads(self.project_file.read_text())
+        data: dict[str, Any] = tomllib.loads(self.project_file.read_text())
+        return data
 
     @property
     def entry_point(self) -> tuple[str, str]:

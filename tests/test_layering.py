@@ -300,3 +300,21 @@ def test_functions_are_short_outside_kernels(workspace: ModuleType) -> None:
         ]
     assert len(paths) > 10
     assert not wrong, "\n".join(wrong)
+
+
+def mixed_tuples(code: str) -> list[str]:
+    """Classes made by `NamedTuple` and something else, which Python 3.10 refuses."""
+    classes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ClassDef)]
+    names = {one.name: [ast.unparse(base) for base in one.bases] for one in classes}
+    return [name for name, bases in names.items() if "NamedTuple" in bases and len(bases) > 1]
+
+
+def test_classes_are_such_as_the_oldest_python_can_make(workspace: ModuleType) -> None:
+    assert mixed_tuples("class A(NamedTuple, Generic[T]): x: T\nclass B(NamedTuple): x: int") == [
+        "A"
+    ]
+    packages = [member.package for member in workspace.members(workspace.ROOT)]
+    files = [path for package in packages for path in source_files(package)]
+    found = {str(path): mixed_tuples(path.read_text()) for path in files}
+    assert len(found) > 300
+    assert not {path: names for path, names in found.items() if names}

@@ -28,7 +28,7 @@ from pegboard.plugins.conduct import Observed
 from pegboard.plugins.nearest import nearest
 from pegboard.plugins.settings import build_settings
 
-__all__ = ["DESCRIPTOR_TYPES", "Offer", "ToImport", "collect", "collect_adopted"]
+__all__ = ["DESCRIPTOR_TYPES", "Offer", "ToImport", "Visit", "collect", "collect_adopted"]
 
 PROJECT = "pegboard"
 HOOKS = (*HOOK_SURFACES, SETTINGS_HOOK, ADOPT_HOOK)
@@ -60,7 +60,22 @@ DESCRIPTOR_TYPES = MappingProxyType(
 T = TypeVar("T")
 
 
-class Offer(NamedTuple, Generic[T]):
+@attrs.frozen
+class Visit(Generic[T]):
+    """What every plugin is asked with."""
+
+    declared: Mapping[str, int]
+    """Surface → API level."""
+    ctx: PluginContext
+    given: Mapping[str, Any] | None
+    """What its settings are made from."""
+    watching: AbstractContextManager[Observed]
+    accept: Callable[[list[tuple[str, Descriptor]]], T]
+    """Looks at what it offers, and may refuse it."""
+
+
+@attrs.frozen
+class Offer(Generic[T]):
     """What a plugin has to offer."""
 
     accepted: T
@@ -90,62 +105,46 @@ class ToImport(NamedTuple):
         return sys.modules[self.name]
 
 
-def collect(
-    to_import: ToImport,
-    declared: Mapping[str, int],
-    ctx: PluginContext,
-    given: Mapping[str, Any] | None,
-    watching: AbstractContextManager[Observed],
-    accept: Callable[[list[tuple[str, Descriptor]]], T],
-) -> Offer[T]:
-    """Import the module, check its hooks and call them, with the settings made from `given`, while
-    `watching` it; `accept` looks at what they return and may refuse it.
+def collect(to_import: ToImport, visit: Visit[T]) -> Offer[T]:
+    """Import the module, check its hooks and call them.
 
     Raises `PluginError` for a broken rule, `SettingsError` for settings that are not allowed and
-    whatever `accept` and the plugin itself raise, `SystemExit` included.
+    whatever `Visit.accept` and the plugin itself raise, `SystemExit` included.
     """
-    module_name = to_import.name
-    with _imports_undone_on_error(module_name), watching as seen:
+    module_name, ctx = to_import.name, visit.ctx
+    with _imports_undone_on_error(module_name), visit.watching as seen:
         module = to_import.load()
         callers = _hook_callers(module, module_name)
-        _check_declared(callers, declared)
-        settings = build_settings(_settings_class(callers, ctx), ctx.plugin_id, given)
+        _check_declared(callers, visit.declared)
+        settings = build_settings(_settings_class(callers, ctx), ctx.plugin_id, visit.given)
         if settings is not None:
             ctx = attrs.evolve(ctx, settings=settings)
         asked = (caller for caller in callers if caller.name in HOOK_SURFACES)
-        accepted = accept([pair for caller in asked for pair in _call(caller, ctx)])
+        accepted = visit.accept([pair for caller in asked for pair in _call(caller, ctx)])
     return Offer(accepted, settings, seen)
 
 
-def collect_adopted(
-    adopter: str,
-    group: str,
-    value: str,
-    declared: Mapping[str, int],
-    ctx: PluginContext,
-    given: Mapping[str, Any] | None,
-    watching: AbstractContextManager[Observed],
-    accept: Callable[[list[tuple[str, Descriptor]]], T],
-) -> Offer[T]:
+def collect_adopted(adopter: str, group: str, value: str, visit: Visit[T]) -> Offer[T]:
     """As `collect`, for a plugin that was made for another program: the module `adopter`, which is
     loaded, is asked for what stands for it. `group` and `value` are those of its entry point; it
     has no settings.
 
     Raises also `NotAdoptedError`.
     """
-    with _imports_undone_on_error(value.partition(":")[0]), watching as seen:
+    ctx = visit.ctx
+    with _imports_undone_on_error(value.partition(":")[0]), visit.watching as seen:
         callers = _hook_callers(importlib.import_module(adopter), adopter)
-        build_settings(None, ctx.plugin_id, given)
+        build_settings(None, ctx.plugin_id, visit.given)
         asked = next((c for c in callers if c.name == ADOPT_HOOK), None)
         if asked is None:
             raise PluginError(f"module {adopter!r}, which is to run it, has no hook {ADOPT_HOOK!r}")
         plugin = ForeignPlugin(ctx.plugin_id, group, value, ctx.distribution, ctx.version)
         pairs = [
-            (_surface_of(item, declared), item)
+            (_surface_of(item, visit.declared), item)
             for answer in asked(ctx=ctx, plugin=plugin)
             for item in answer
         ]
-        accepted = accept(pairs)
+        accepted = visit.accept(pairs)
     return Offer(accepted, None, seen)
 
 

@@ -300,17 +300,18 @@ class Loader:
         )
         spec = None if candidate.value in sys.modules else waiting.plain
         watching = self._conduct.watching(source) if spec is None else self._conduct.timing()
-        asked: tuple[Any, ...] = (waiting.levels, context, given, watching, judge)
+        visit = collect.Visit(waiting.levels, context, given, watching, judge)
         if candidate.adopter is not None:
             self._check_adopter(candidate.adopter)
             adopter, place = candidate.adopter.value, (candidate.group, candidate.value)
-            accepted, settings, seen = collect.collect_adopted(adopter, *place, *asked)
+            offer = collect.collect_adopted(adopter, *place, visit)
         else:
             module = collect.ToImport(candidate.value, spec)
-            accepted, settings, seen = collect.collect(module, *asked)
+            offer = collect.collect(module, visit)
+        accepted, seen = offer.accepted, offer.seen
         self._roll_back(accepted)
         self._registries.update(accepted.registries)
-        self._settings[source] = settings
+        self._settings[source] = offer.settings
         self._records.append(
             _record(
                 candidate,

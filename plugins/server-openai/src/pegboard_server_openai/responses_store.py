@@ -13,6 +13,7 @@ __all__ = ["MAX_RESPONSES", "MAX_STORED_BYTES", "ResponseStore"]
 
 MAX_RESPONSES = 1000
 MAX_STORED_BYTES = 256 << 20
+_DECODE = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
 @attrs.frozen
@@ -65,18 +66,12 @@ class ResponseStore:
     def conversation(self, response_id: str) -> list[dict[str, Any]] | None:
         """Its messages, fresh ones, or None."""
         kept = self._used(response_id)
-        if kept is None:
-            return None
-        messages: list[dict[str, Any]] = msgspec.json.decode(kept.conversation)
-        return messages
+        return None if kept is None else _DECODE(kept.conversation)
 
     def items(self, response_id: str) -> list[dict[str, Any]] | None:
         """The items of its input, or None."""
         kept = self._used(response_id)
-        if kept is None:
-            return None
-        items: list[dict[str, Any]] = msgspec.json.decode(kept.items)
-        return items
+        return None if kept is None else _DECODE(kept.items)
 
     def remove(self, response_id: str) -> bool:
         """Forget one; False if there is none."""

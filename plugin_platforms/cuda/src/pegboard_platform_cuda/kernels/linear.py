@@ -16,9 +16,8 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from pegboard_platform_cuda.kernels.described import describable
+from pegboard_platform_cuda.kernels.described import describable, described_product
 from pegboard_platform_cuda.kernels.overlap import fetch, overlap, wait
 from pegboard_platform_cuda.tiles import TABLE_ROWS, Tile, tile_for
 
@@ -94,22 +93,6 @@ def _matrix_kernel(
     tl.store(place, total.to(out.dtype.element_ty), mask=have[:, None] & there[None, :])
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _described_kernel(
-    x, weight, out, rows, N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    first = tl.program_id(0) * BN
-    total = tl.zeros([BN, BM], tl.float32)
-    for start in tl.range(0, K, BK, num_stages=STAGES):
-        # What a box brings from beyond an edge is zero.
-        total = tl.dot(weight.load([first, start]), x.load([0, start]).T, total)
-    row, column = tl.arange(0, BM), first + tl.arange(0, BN)
-    place = out + row[None, :] * N + column[:, None]
-    mask = (column < N)[:, None] & (row < rows)[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=mask)
-
-
 @triton.jit(do_not_specialize=["size"])
 def _add_kernel(parts, out, size, SPLITS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -135,7 +118,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
     """``x @ weight.T`` with up to `TABLE_ROWS` rows, cut as `tile` says; both in the same 16-bit
     type."""
     if tile.kind == "described" and describable(x, weight):
-        return _described(x, weight, tile)
+        return described_product(x, weight, tile)
     if tile.kind in ("library", "described") or x.stride(1) != 1 or weight.stride(1) != 1:
         return F.linear(x, weight)
     rows, inputs = x.shape
@@ -189,25 +172,4 @@ def product(x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
             num_warps=block // 256,
             **overlap(rows),
         )
-    return out
-
-
-def _described(x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """`product` with both operands brought by the copy engine."""
-    (rows, inputs), outputs = x.shape, weight.shape[0]
-    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    height = max(16, triton.next_power_of_2(rows))
-    _described_kernel[(triton.cdiv(outputs, tile.outputs),)](
-        TensorDescriptor.from_tensor(x, [height, tile.depth]),
-        TensorDescriptor.from_tensor(weight, [tile.outputs, tile.depth]),
-        out,
-        rows,
-        N=outputs,
-        K=inputs,
-        BM=height,
-        BN=tile.outputs,
-        BK=tile.depth,
-        STAGES=tile.stages,
-        num_warps=tile.warps,
-    )
     return out
