@@ -61,7 +61,9 @@ def test_what_one_engine_saved_another_loads_and_answers_alike(
     change_shelf(packages, "self.caches = kv_caches", f"self.caches = kv_caches\n        {LOOKS}")
     expected, _ = answers(model)
     kv = tmp_path / "kv"
-    assert answers(model, kv_transfer_config=transfer(kv, later=later)) == (expected, 0)
+    # Planned ahead, a request may find in files what the one before it saved a moment ago.
+    first = answers(model, kv_transfer_config=transfer(kv, later=later), async_scheduling=False)
+    assert first == (expected, 0)
     assert len(list(kv.iterdir())) == 5 + 3, "the blocks that all have, and those of each"
     again, found = answers(model, kv_transfer_config=transfer(kv, later=later))
     assert again == expected and found > 96
