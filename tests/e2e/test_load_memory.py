@@ -15,6 +15,10 @@ WEIGHTS = 1.3
 """Times the size of the file: weights, tokeniser and whatever is in use for a moment only. The
 cache is kept too small to play a part."""
 
+ATTEMPTS = 3
+"""A copy would be there each time. The count also has pages of libraries that the machine happens
+to map in larger runs, some percent of the file, and these are not there each time."""
+
 MEASURE = """
 import gc, json, sys
 from pegboard import LLM, SamplingParams
@@ -52,13 +56,23 @@ def test_loading_makes_no_second_copy_of_the_weights(
     smollm2_path: Path, tmp_path: Path, dtype: str
 ) -> None:
     tiny = write_tiny_model(tmp_path / "tiny")
-    command = [sys.executable, "-Ic", MEASURE, str(smollm2_path), str(tiny), dtype]
+    size = smollm2_path.stat().st_size
+    for _ in range(ATTEMPTS):
+        found = measured(smollm2_path, tiny, dtype)
+        limit = WEIGHTS * size + found["kv"]
+        shares = {name: f"{value / size:.2f} x file" for name, value in found.items()}
+        print(dtype, shares)
+        if max(found["held"], found["peak"]) <= limit:
+            break
+    assert found["held"] >= size / 2, "the weights must be somewhere"
+    assert found["held"] <= limit, shares
+    assert found["peak"] <= limit, shares
+
+
+def measured(model: Path, tiny: Path, dtype: str) -> dict[str, int]:
+    """Bytes of a process that loads the model, beside what it had after the tiny one."""
+    command = [sys.executable, "-Ic", MEASURE, str(model), str(tiny), dtype]
     outcome = subprocess.run(command, capture_output=True, text=True, check=False)
     assert outcome.returncode == 0, outcome.stderr
-    found = json.loads(outcome.stdout)
-    size = smollm2_path.stat().st_size
-    shares = {name: f"{value / size:.2f} x file" for name, value in found.items()}
-    print(dtype, shares)
-    assert found["held"] >= size / 2, "the weights must be somewhere"
-    assert found["held"] <= WEIGHTS * size + found["kv"], shares
-    assert found["peak"] <= WEIGHTS * size + found["kv"], shares
+    found: dict[str, int] = json.loads(outcome.stdout)
+    return found
