@@ -17,6 +17,8 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parent
+MISSING_HARDWARE = "missing hardware: "
+"""How a reason begins by which a test is skipped that has no mark of what it needs."""
 LONG_SECONDS = 1800
 """Time limit of the long checks, where they have none of their own."""
 
@@ -30,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--no-skips",
         action="store_true",
-        help="count a skipped test as failed, unless it is marked as needing hardware",
+        help="count a skipped test as failed, unless it needs hardware that is missing",
     )
 
 
@@ -84,6 +86,7 @@ def _refuse(report: pytest.TestReport | pytest.CollectReport) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
     expected = hasattr(report, "wasxfail") or item.get_closest_marker("gpu")
+    expected = expected or (report.skipped and MISSING_HARDWARE in str(report.longrepr))
     if report.skipped and not expected and item.config.getoption("--no-skips"):
         _refuse(report)
     return report

@@ -263,6 +263,7 @@ def test_known(): raise ValueError
         ("", ["--no-skips"], 0),
         ("def test_skips(): pytest.skip('x')", [], 0),
         ("def test_skips(): pytest.skip('x')", ["--no-skips"], 1),
+        ("def test_skips(): pytest.skip('missing hardware: x')", ["--no-skips"], 0),
         ("@pytest.mark.skip\ndef test_skips(): pass", ["--no-skips"], 1),
         ("pytest.importorskip('no_such_module')", ["--no-skips"], 2),
     ],

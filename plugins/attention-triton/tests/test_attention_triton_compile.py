@@ -13,13 +13,16 @@ import pytest
 WITHOUT_ROOM = 40
 """Bytes of stack that a variant may use; more means that registers are spilled."""
 SPILLED = {
+    "fresh bf16 256 8": 96,
     "prefill bf16 128 coded": 128,
     "decode bf16 64 71 coded": 256,
     "decode fp16 64 71 coded": 256,
     "decode bf16 256 64 coded": 512,
 }
-"""Where what is spilled costs less than what else would: with four warps, two programs run on a
-core, and each fills the gaps of the other. Decoding with very many query heads need not be fast."""
+"""In bytes; where what is spilled costs less than what else would. With four warps two programs run
+on a core, and each fills the gaps of the other; the states of 128 queries of 256 numbers fill half
+of the registers of eight warps, and compilers differ in how much they spill (up to Triton 3.8 32
+bytes). Decoding with very many query heads need not be fast."""
 
 
 @pytest.mark.accept
@@ -27,6 +30,7 @@ core, and each fills the gaps of the other. Decoding with very many query heads 
 def test_every_variant_compiles_and_keeps_its_state_in_registers() -> None:
     script = Path(__file__).with_name("compile_kernels.py")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_DEFAULT_FP_FUSION"] = "1"
     done = subprocess.run(
         [sys.executable, "-I", str(script)],
         env=environment,

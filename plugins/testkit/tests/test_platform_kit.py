@@ -61,7 +61,7 @@ def test_an_absent_device_is_skipped_unless_it_is_required(
     runtime = vars(PlatformKit)["runtime"]
     function = runtime.__wrapped__ if hasattr(runtime, "__wrapped__") else runtime
     get = function.__func__ if hasattr(function, "__func__") else function
-    with pytest.raises(pytest.skip.Exception, match="abacus: no abacus"):
+    with pytest.raises(pytest.skip.Exception, match="missing hardware: abacus: no abacus"):
         get(kit)
     kit.required = True
     with pytest.raises(AssertionError, match="no abacus"):

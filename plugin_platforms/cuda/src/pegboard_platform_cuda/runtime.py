@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -208,6 +209,9 @@ class CudaRuntime:
     def __init__(self, index: int = 0) -> None:
         import torch
 
+        # Kernels are written for fused products and sums, which Triton 3.9 warns that it will no
+        # longer compile to unless it is told.
+        os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
         count = torch.cuda.device_count()
         if not 0 <= index < count:
             allowed = f"0 to {count - 1}" if count else "none, since no GPU is usable"

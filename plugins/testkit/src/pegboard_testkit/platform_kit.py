@@ -5,8 +5,8 @@ A test file of a platform subclasses `PlatformKit`, names the descriptor, and ge
     class TestMyPlatform(PlatformKit):
         platform = MY_PLATFORM
 
-Where the probe says that there is no device, the tests that need one are skipped with its reason;
-set `required` where there must be one.
+Where the probe says that there is no device, the tests that need one are skipped, with a reason
+that begins with ``missing hardware``; set `required` where there must be one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PlatformKit(OwnSettings):
         """Device 0."""
         answer = cls.platform.probe.load()()
         if not answer.present and not cls.required:
-            pytest.skip(f"{cls.platform.name}: {answer.reason}")
+            pytest.skip(f"missing hardware: {cls.platform.name}: {answer.reason}")
         assert answer.present, answer.reason
         return cls()._opened()
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import pytest
 import torch
 
 from pegboard.api.quant import (
@@ -34,6 +33,7 @@ from pegboard.api.quant import (
     SourceTensor,
 )
 from pegboard.errors import UnsupportedError
+from pegboard_testkit.applicable import leave_out
 from pegboard_testkit.own_settings import OwnSettings
 from pegboard_testkit.quant_case import StoredPart, delivered, shard, weight
 
@@ -62,6 +62,21 @@ class QuantKit(OwnSettings):
     """The same for `dequantise`."""
     platform: Mapping[str, Any] = {"platform": "null"}
     """Facts that the quantizer is told."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        covered = getattr(cls, "format", None)
+        leave_out(
+            cls,
+            covered is not None and "embedding" not in covered.covers,
+            "test_an_embedding_gives_its_rows",
+        )
+        leave_out(
+            cls,
+            cls.world == 1,
+            "test_columns_divided_among_ranks_are_those_of_the_whole",
+            "test_rows_divided_among_ranks_add_up_to_the_whole",
+        )
 
     def part(self, case: str, outputs: int, seed: int) -> StoredPart:
         """One part with `outputs` outputs; equal arguments give equal parts."""
@@ -137,8 +152,6 @@ class QuantKit(OwnSettings):
             )
 
     def test_an_embedding_gives_its_rows(self) -> None:
-        if "embedding" not in self.format.covers:
-            pytest.skip("the format does not cover embeddings")
         for case in self.cases:
             parts = [self.part(case, 64, 3)]
             for dtype, tolerance in self.tolerances.items():
@@ -195,8 +208,6 @@ class QuantKit(OwnSettings):
                 yield case, [self.part(case, size, n) for n, size in enumerate(sizes)]
 
     def _divided(self) -> Iterator[tuple[str, list[StoredPart]]]:
-        if self.world == 1:
-            pytest.skip("the format cannot be divided among ranks")
         yield from self._stacks()
 
     def _layer(

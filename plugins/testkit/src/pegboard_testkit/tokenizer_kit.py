@@ -9,7 +9,7 @@ into a folder::
         def write(self, folder):
             (folder / "my-vocabulary.txt").write_text(...)
 
-For one without `find`, `spec` gives the specification instead.
+For one without `find`, `spec` gives the specification instead, and the test of `find` is left out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from pegboard.api.checkpoint import TokenizerSpec
 from pegboard.api.tokenizer import TextTokenizer, TokenizerClass
 from pegboard.errors import RequestError
 from pegboard.testing.boards import built_tokenizer
+from pegboard_testkit.applicable import leave_out
 from pegboard_testkit.own_settings import OwnSettings
 
 __all__ = ["TokenizerKit"]
@@ -55,6 +57,15 @@ class TokenizerKit(OwnSettings):
     texts: Sequence[str] = TEXTS
     """Texts that come back as they were."""
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        tokenizer = getattr(cls, "tokenizer", None)
+        leave_out(
+            cls,
+            tokenizer is not None and tokenizer.find is None,
+            "test_it_finds_its_own_files_and_no_others",
+        )
+
     def write(self, folder: Path) -> None:
         """Put the tokeniser's files into an empty folder."""
 
@@ -72,8 +83,7 @@ class TokenizerKit(OwnSettings):
         return built_tokenizer(self.tokenizer, self.spec(tmp_path), self.settings)
 
     def test_it_finds_its_own_files_and_no_others(self, tmp_path: Path) -> None:
-        if self.tokenizer.find is None:
-            pytest.skip("it looks for no files")
+        assert self.tokenizer.find is not None
         find, empty = self.tokenizer.find.load(), tmp_path / "empty"
         empty.mkdir()
         assert find(str(empty)) is None, "something was found in an empty folder"
