@@ -30,6 +30,7 @@ def part(name: str) -> Any:
 bench_gpu = part("bench_gpu")
 check = part("gpubench.check")
 models = part("gpubench.models")
+phases = part("gpubench.phases")
 profiling = part("gpubench.profiling")
 records = part("gpubench.records")
 workloads = part("gpubench.workloads")
@@ -51,6 +52,7 @@ def test_the_script_measures_checks_profiles_and_goes_on_where_it_ended(
     first = capsys.readouterr().out
     assert "positions compared, largest difference" in first and ": passed" in first
     assert "profile of decode" in first and "profile of prefill" in first
+    assert "phases of mixed8" in first and "prompts" in first and "decode, 1 to 32" in first
     found = [item for path in tmp_path.iterdir() for item in json.loads(path.read_text())]
     cells = {(item["workload"], item["metric"]) for item in found}
     assert len(cells) == len(found) == 12
@@ -63,6 +65,20 @@ def test_the_script_measures_checks_profiles_and_goes_on_where_it_ended(
     rows = capsys.readouterr().out.splitlines()
     assert len(rows) == 12
     assert all(row.startswith("| tiny float32 | ") and row.endswith(" |") for row in rows)
+
+
+def test_steps_are_counted_by_what_is_in_them() -> None:
+    moments = [
+        phases.Moment(*found)
+        for found in ((0, 2, 40), (1, 32, 32), (3, 33, 33), (6, 32, 32), (10, 0, 0), (15, 0, 0))
+    ]
+    assert phases.phases_of(moments) == [
+        phases.Phase("prompts", 1, 1.0, 40),
+        phases.Phase("decode, 1 to 32", 2, 6.0, 64),
+        phases.Phase("decode, 33 to 64", 1, 3.0, 33),
+        phases.Phase("nothing", 1, 5.0, 0),
+    ]
+    assert phases.phases_of([]) == []
 
 
 @pytest.mark.accept

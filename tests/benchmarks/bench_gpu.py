@@ -259,6 +259,7 @@ class ModelBench:
         print("\n".join("  ".join(cells) for cells in rows), flush=True)
 
     def _profile(self, driver: loads.Driver) -> None:
+        from gpubench.phases import show_phases, watch
         from gpubench.profiling import profile_decode, profile_prefill, show
 
         assert self._ceilings is not None, "ceilings are measured first"
@@ -270,6 +271,10 @@ class ModelBench:
             fitting = min(batch, driver.llm.config.max_num_seqs)
             print(show(profile_decode(driver, sizes, fitting, item), self._ceilings))
         print(show(profile_prefill(driver, sizes, item), self._ceilings))
+        for load in self._options.workloads:
+            if isinstance(load, loads.Mixed):
+                load.warm_up(driver)
+                print(show_phases(load.name, watch(driver, load.measure)[1]))
 
 
 if __name__ == "__main__":
