@@ -51,7 +51,7 @@ import msgspec
 import numpy as np
 
 from pegboard.api.connector import (
-    FailedBlock, Later, Load, Now, Piece, SchedulerHalf, StepOrder, TransferReport, WorkerHalf
+    FailedBlock, Later, Load, Now, Pending, Piece, SchedulerHalf, StepOrder, TransferReport, WorkerHalf
 )
 from pegboard.errors import ConfigError
 
@@ -71,17 +71,23 @@ def shelf(folder, group, key):
 class Planner(SchedulerHalf):
     def __init__(self, ctx):
         self.folder, self.longest = folder_of(ctx.config), ctx.longest
+        self.steps, self.asked = 0, {}
 
     def has(self, group, key):
         return shelf(self.folder, group, key).exists()
 
     def match(self, question):
-        found = self.longest(question.request.block_hashes, question.limit, self.has)
+        request = question.request
+        # As if the shelf were far away: in the step that first asks, nobody knows.
+        if self.asked.setdefault(request.request_id, self.steps) == self.steps:
+            return Pending()
+        found = self.longest(request.block_hashes, question.limit, self.has)
         more = max(found - question.computed, 0)
-        late = sum(question.request.prompt_ids) % 2
+        late = sum(request.prompt_ids) % 2
         return Later(more) if more and late else Now(more)
 
     def step(self, view):
+        self.steps += 1
         plain = lambda items: msgspec.to_builtins(items, builtin_types=(bytes,))
         return StepOrder({"loads": plain(view.loads), "saves": plain(view.filled)})
 

@@ -57,7 +57,7 @@ def test_an_empty_file_a_directory_a_missing_file_and_a_pipe_are_refused(
         ({"pair_count": 3}, "metadata key number 2"),
     ],
 )
-def test_a_bad_head_is_refused(
+def test_o35cf_a_bad_head_is_refused(
     file: Path, fault: dict[str, Any], words: str, refusal: Refusal
 ) -> None:
     assert words in refusal(write_gguf(file, MODEL, [tensor(data=bytes(32), dims=(8,))], **fault))
@@ -83,7 +83,7 @@ def array(kind: int, count: int, payload: bytes = b"") -> RawValue:
         (RawValue(9, struct.pack("<IQ", 9, 1) * 8), "nested more than 4 deep"),
     ],
 )
-def test_a_bad_value_is_refused_with_its_key(
+def test_o35c_a_bad_value_is_refused_with_its_key(
     file: Path, value: RawValue, words: str, refusal: Refusal
 ) -> None:
     message = refusal(write_gguf(file, [*MODEL.items(), ("k", value)], [tensor()]))
@@ -98,7 +98,7 @@ def test_strings_of_an_array_are_checked_when_they_are_decoded(file: Path) -> No
         metadata["k"]
 
 
-def test_a_duplicate_key_is_refused(file: Path, refusal: Refusal) -> None:
+def test_o35c_a_duplicate_key_is_refused(file: Path, refusal: Refusal) -> None:
     assert "'a.b' occurs twice" in refusal(write_gguf(file, [("a.b", 1), ("a.b", 1)]))
 
 
@@ -107,7 +107,7 @@ def test_an_empty_key_is_refused(file: Path, refusal: Refusal) -> None:
 
 
 @pytest.mark.parametrize("value", [0, 3, 4, 24, 1 << 31, "32", -32])
-def test_a_bad_alignment_is_refused(file: Path, value: Any, refusal: Refusal) -> None:
+def test_o35c_a_bad_alignment_is_refused(file: Path, value: Any, refusal: Refusal) -> None:
     assert "'general.alignment'" in refusal(
         write_gguf(file, {**MODEL, "general.alignment": value}, [tensor()])
     )
@@ -140,7 +140,7 @@ def test_a_missing_architecture_is_refused(file: Path, refusal: Refusal) -> None
         ),
     ],
 )
-def test_a_bad_tensor_is_refused_with_its_name(
+def test_o35c_a_bad_tensor_is_refused_with_its_name(
     file: Path, fault: dict[str, Any], words: str, refusal: Refusal
 ) -> None:
     message = refusal(write_gguf(file, MODEL, [tensor(**fault)]))
@@ -165,7 +165,7 @@ def test_duplicate_and_overlapping_tensors_are_refused(file: Path, refusal: Refu
 @pytest.mark.parametrize(
     "kind", [kind for kind in TYPES.values() if kind.name not in SUPPORTED_TYPES and not kind.plain]
 )
-def test_a_type_that_is_not_supported_is_refused_by_name(file: Path, kind: Any) -> None:
+def test_o35b_a_type_that_is_not_supported_is_refused_by_name(file: Path, kind: Any) -> None:
     stored = TensorData("w", (kind.block_size,), kind.type_id, bytes(kind.block_bytes))
     with pytest.raises(
         UnsupportedError,
