@@ -51,7 +51,8 @@ import msgspec
 import numpy as np
 
 from pegboard.api.connector import (
-    FailedBlock, Later, Load, Now, Pending, Piece, SchedulerHalf, StepOrder, TransferReport, WorkerHalf
+    FailedBlock, Later, Load, Now, Pending, Piece, SchedulerHalf, StepOrder, TransferReport,
+    WorkerHalf
 )
 from pegboard.errors import ConfigError
 
