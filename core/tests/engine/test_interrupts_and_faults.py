@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Any
 
 import pytest
 
 from pegboard.api.step import NewRow
+from pegboard.engine import interrupts
 from pegboard.testing.scripted_masks import ScriptedMasks, by_the_third
 from pegboard.testing.toy import toy_generate
 from pegboard.testing.toy_core import CoreRun, toy_core
@@ -92,3 +94,8 @@ def test_a_fault_of_the_executor_is_raised_and_the_engine_can_be_closed(
         run.finish()
     assert 1 <= len(run.told["a"].token_ids) <= 3
     engine.close()
+
+
+def test_looking_at_handlers_makes_no_enumerations() -> None:
+    assert isinstance(interrupts._handler_of, BuiltinFunctionType)
+    assert isinstance(interrupts._handle, BuiltinFunctionType)

@@ -3,7 +3,6 @@ half changed."""
 
 from __future__ import annotations
 
-import inspect
 import signal
 import threading
 from collections.abc import Callable
@@ -14,8 +13,9 @@ __all__ = ["InterruptShield"]
 
 _Frame = FrameType | None
 
-_handler_of: Callable[[int], Any] = inspect.unwrap(signal.getsignal)
-_handle: Callable[[int, Any], Any] = inspect.unwrap(signal.signal)
+_in_c: Any = getattr(signal, "_signal", signal)
+_handler_of: Callable[[int], Any] = _in_c.getsignal
+_handle: Callable[[int, Any], Any] = _in_c.signal
 """Both without the conversion to enumerations, which costs more than the rest."""
 _NAMES = [
     "INT",

@@ -30,11 +30,23 @@ class Landing:
         take, finished = self._take, Status.FINISHED
         slots, tokens = record.plan.slots, _tokens(record.plan, self._result)
         columns = (record.requests, record.epochs, slots, record.stops, tokens)
+        plain, now = not (self._result.failed or self._result.logprobs), self._now
         for request, epoch, slot, stop, sampled in zip(*columns, strict=True):
-            if request.status is not finished:
-                output = take(request, epoch, slot, stop, sampled)
-                if output is not None:
-                    outputs.append(output)
+            if request.status is finished:
+                continue
+            # Most rows bring a token that is told and nothing else; they are spared the questions.
+            quiet = plain and stop < request.quiet_until and epoch == request.epoch
+            if quiet and sampled and len(sampled) == 1 and sampled[0] not in request.end_ids:
+                request.computed = stop
+                request.output_ids.append(sampled[0])
+                cached = request.cached_tokens
+                outputs.append(
+                    EngineOutput(request.request_id, sampled, cached_tokens=cached, time=now)
+                )
+                continue
+            output = take(request, epoch, slot, stop, sampled)
+            if output is not None:
+                outputs.append(output)
         return outputs
 
     def _take(

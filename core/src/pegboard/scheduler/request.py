@@ -63,9 +63,11 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     planned: int = 0
     computed: int = 0
     room: int = 0
-    """Up to here tokens may be planned without a question: it needs them, and has blocks."""
+    """Up to here tokens may be planned without a question: it needs them, has blocks, and samples
+    after them."""
     quiet_until: int = 0
-    """Before so many tokens are computed, none of the computed ones changes any books."""
+    """Before so many tokens are computed, none of the computed ones changes any books, no output
+    brings more than tokens, and none is the last that `max_tokens` allows."""
     epoch: int = 0
     """Counts preemptions: a step of an earlier epoch wrote to blocks that are no longer held."""
     trusted: int = 0
@@ -169,6 +171,7 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     def distrust(self, epoch: int) -> None:
         """Steps up to this epoch read bad blocks."""
         self.trusted = max(self.trusted, epoch + 1)
+        self.quiet_until = 0
 
     def admit(self, slot: int, start: int) -> None:
         """Start running, with `start` tokens computed already."""
@@ -180,7 +183,7 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
 
     def measure(self) -> None:
         """It got blocks: see how far they reach."""
-        self.room = min(self.kv.capacity, self.needed)
+        self.room = min(self.kv.capacity, self.needed) if self.max_tokens else 0
 
     def schedule(self, stop: int, step_id: int) -> bool:
         """Plan the tokens up to `stop`; True if the step will sample."""
