@@ -78,9 +78,10 @@ def test_an_end_id_that_the_runner_let_through_too_early_does_not_end() -> None:
     assert toy.run()["a"].token_ids == TEXT[:3]
 
 
-def test_max_tokens_0_computes_the_prompt_and_samples_nothing_o10() -> None:
+@pytest.mark.parametrize("budget", [8, 19])  # the last step computes 4 tokens, and 1
+def test_max_tokens_0_computes_the_prompt_and_samples_nothing_o10(budget: int) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
-    toy = ToyEngine(max_num_batched_tokens=8)
+    toy = ToyEngine(max_num_batched_tokens=budget, block_size=32)
     toy.add(toy_request("a", PROMPT, 0, params=params))
     told = toy.run()["a"]
     assert (told.token_ids, told.finish_reason) == ([], "length")

@@ -86,7 +86,6 @@ class Books:
         self.kv.forget(request.kv, computed)  # after forks, which reach one token further back
         # Without a cache of one's own nobody else watches the borders that a connector wants.
         quiet = request.prompt_done and (self.kv.caching or not self.transfers.saves)
-        quiet = quiet and not request.scoring
         request.quiet_until = min(self.kv.quiet_until(request.kv), request.needed) if quiet else 0
 
     def loaded(self, request: Request, fork: Fork | None) -> None:
