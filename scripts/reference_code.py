@@ -133,7 +133,7 @@ def exporters(contract: Contract, found: dict[str, Contract]) -> list[str]:
     return [
         other.name
         for other in found.values()
-        for node in other.tree.body
+        for node in ast.walk(other.tree)  # what is imported late stands under a condition
         if isinstance(node, ast.ImportFrom) and node.module == module
         if {alias.name for alias in node.names} & set(other.public)
     ]

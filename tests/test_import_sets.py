@@ -11,11 +11,24 @@ from types import ModuleType
 
 import pytest
 
+from pegboard.plugins.collect import DESCRIPTOR_TYPES
+
 HEAVY = {"torch", "triton", "transformers", "fastapi", "starlette", "uvicorn", "aiohttp"}
 COMMANDS = {"typer", "click", "rich"}
 """Libraries of command lines: only a command that needs one may load it."""
+LATE = {"msgspec", "cattrs", "importlib_metadata", "logging", "json", "argparse"}
+"""Libraries that finding and registering plugins has no use for."""
+ALWAYS = {
+    *("_parts", "context", "descriptor", "foreign", "hooks", "levels", "metrics", "metrics_kinds"),
+    "settings",
+}
+"""Files of `pegboard.api` that loading itself works with; beside them, those with descriptors."""
+OF_PLUGINS = {"settings", "types"}
+"""Modules of first-party plugins beside the one that the entry point names: what their hooks
+return."""
 QUICK_ROOMS = ("api", "cli", "config", "engine", "kv", "plugins", "scheduler", "text")
 
+SHOW_ALL = "print('MODULES', *sys.modules)"
 SHOW = "print('LOADED', *sorted({name.partition('.')[0] for name in sys.modules}))"
 COMMAND_LINE = """
 import sys
@@ -37,6 +50,14 @@ def loaded(code: str) -> tuple[set[str], str]:
     assert outcome.returncode == 0, outcome.stderr
     lines = [line for line in outcome.stdout.splitlines() if line.startswith("LOADED ")]
     return set(lines[-1].split()[1:]), outcome.stdout + outcome.stderr
+
+
+def modules_after(arguments: list[str], site: Path) -> set[str]:
+    """All modules that a command loads, with the plugins in `site` too."""
+    command = COMMAND_LINE.format(arguments=arguments)
+    _, printed = loaded(f"sys.path.insert(0, {str(site)!r})\n{command}\n{SHOW_ALL}")
+    (line,) = (line for line in printed.splitlines() if line.startswith("MODULES "))
+    return set(line.split()[1:])
 
 
 def test_the_measurement_sees_what_is_loaded() -> None:
@@ -85,6 +106,28 @@ def test_many_plugins_leave_light_commands_light(forty: Path, arguments: list[st
     assert not modules & HEAVY
     assert "STATUS 0" in printed
     assert "many-1" in printed  # a command, which the help names
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plugins", "list"]])
+def test_registering_imports_no_more_than_descriptors(forty: Path, arguments: list[str]) -> None:
+    """What a running engine needs of the contracts and of plugins comes when it is asked for."""
+    found = modules_after(arguments, forty)
+    described = {target.partition(":")[0] for target in DESCRIPTOR_TYPES.values()}
+    contracts = {name for name in found if name.startswith("pegboard.api.")}
+    assert "pegboard.api.connector" in contracts
+    assert contracts <= described | {f"pegboard.api.{name}" for name in ALWAYS}
+    inside = {n.partition(".")[2] for n in found if n.startswith(("pegboard_", "many_"))}
+    assert inside <= {"", *OF_PLUGINS}
+    assert not found & LATE
+
+
+@pytest.mark.parametrize("module", sorted({t.partition(":")[0] for t in DESCRIPTOR_TYPES.values()}))
+def test_what_a_contract_file_exports_late_is_there(module: str) -> None:
+    contract = importlib.import_module(module)
+    for name in contract.__all__:
+        assert getattr(contract, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        contract.no_such_name  # noqa: B018
 
 
 def test_each_of_many_plugins_is_ready(forty: Path) -> None:

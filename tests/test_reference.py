@@ -94,7 +94,7 @@ def test_a_change_of_the_code_changes_the_page(
 
 def defined(contract: Any) -> list[str]:
     """Public names of a module that it does not import from another."""
-    imports = (node for node in contract.tree.body if isinstance(node, ast.ImportFrom))
+    imports = (node for node in ast.walk(contract.tree) if isinstance(node, ast.ImportFrom))
     others = {alias.name for node in imports for alias in node.names}
     return [name for name in contract.public if name not in others]
 

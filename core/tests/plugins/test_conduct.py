@@ -14,6 +14,7 @@ import attrs
 import pytest
 import torch
 
+from pegboard.api import connector
 from pegboard.api.context import PluginContext
 from pegboard.api.platform import Platform
 from pegboard.errors import PluginError
@@ -80,6 +81,14 @@ PATCHES = [
     ),
     ("import pegboard.plugins.nearest as core\ndel core.nearest", "pegboard.plugins.nearest.near"),
     (
+        "import pegboard.api.connector as core\ncore.SchedulerHalf = print",
+        "pegboard.api.connector.SchedulerHalf",
+    ),
+    (
+        "import pegboard.api.connector as core\ncore.__getattr__ = lambda name: None",
+        "pegboard.api.connector.__getattr__",
+    ),
+    (
         f"from {SECOND} import NullExecutor\nNullExecutor.execute = print",
         f"{SECOND}.NullExecutor.execute",
     ),
@@ -105,7 +114,11 @@ def test_a_patch_of_the_core_fails_the_plugin_and_is_undone(
 
 def everything() -> list[tuple[str, str, int]]:
     """Identities of what can be patched."""
-    owners = [Platform, *(importlib.import_module(f"pegboard.plugins.{m}") for m in MODULES)]
+    owners = [
+        Platform,
+        connector,
+        *(importlib.import_module(f"pegboard.plugins.{m}") for m in MODULES),
+    ]
     return [(str(o), k, id(v)) for o in owners for k, v in sorted(vars(o).items()) if callable(v)]
 
 

@@ -25,24 +25,24 @@ from typing import TYPE_CHECKING, Literal
 
 import attrs
 
-from pegboard.api.attention_kernel import (
-    AttentionContext,
-    AttentionKernel,
-    PromptsKernel,
-    WarmingKernel,
-)
-from pegboard.api.attention_step import (
-    AttentionInputs,
-    AttentionLayer,
-    AttentionStep,
-    CrossInputs,
-    LatentInputs,
-)
+from pegboard.api._parts import late_exports
 from pegboard.api.descriptor import LazyRef, lazy_ref
 from pegboard.errors import PluginError
 
 if TYPE_CHECKING:
-    pass
+    from pegboard.api.attention_kernel import (
+        AttentionContext,
+        AttentionKernel,
+        PromptsKernel,
+        WarmingKernel,
+    )
+    from pegboard.api.attention_step import (
+        AttentionInputs,
+        AttentionLayer,
+        AttentionStep,
+        CrossInputs,
+        LatentInputs,
+    )
 
 __all__ = [
     "AttentionBackend",
@@ -56,6 +56,9 @@ __all__ = [
     "PromptsKernel",
     "WarmingKernel",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = late_exports(__name__, __all__, "attention_kernel", "attention_step")
 
 
 @attrs.frozen

@@ -36,33 +36,33 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from pegboard.api.connector_scheduler import SchedulerHalf, SchedulerHalfContext
-from pegboard.api.connector_worker import WorkerHalf, WorkerHalfContext
+from pegboard.api._parts import late_exports
 from pegboard.api.descriptor import LazyRef, lazy_ref
-from pegboard.api.transfer import (
-    Admitted,
-    Allocated,
-    ConnectorLink,
-    ConnectorStep,
-    FailedBlock,
-    Finished,
-    Keep,
-    Later,
-    Load,
-    Match,
-    MatchAnswer,
-    Now,
-    Pending,
-    Piece,
-    StepOrder,
-    StepView,
-    StoreEvent,
-    TransferReport,
-)
-from pegboard.api.transfer_config import KVTransferConfig
 
 if TYPE_CHECKING:
-    pass
+    from pegboard.api.connector_scheduler import SchedulerHalf, SchedulerHalfContext
+    from pegboard.api.connector_worker import WorkerHalf, WorkerHalfContext
+    from pegboard.api.transfer import (
+        Admitted,
+        Allocated,
+        ConnectorLink,
+        ConnectorStep,
+        FailedBlock,
+        Finished,
+        Keep,
+        Later,
+        Load,
+        Match,
+        MatchAnswer,
+        Now,
+        Pending,
+        Piece,
+        StepOrder,
+        StepView,
+        StoreEvent,
+        TransferReport,
+    )
+    from pegboard.api.transfer_config import KVTransferConfig
 
 __all__ = [
     "Admitted",
@@ -91,6 +91,11 @@ __all__ = [
     "WorkerHalf",
     "WorkerHalfContext",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = late_exports(
+        __name__, __all__, "transfer", "transfer_config", "connector_scheduler", "connector_worker"
+    )
 
 
 @attrs.frozen

@@ -13,9 +13,14 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from threading import Lock
+from typing import TYPE_CHECKING
 
-from pegboard.api.metrics_kinds import Counter, Gauge, Histogram, Metric, MetricReading
+from pegboard.api._parts import late_exports
+from pegboard.api.metrics_kinds import Counter, Gauge, Histogram, Metric
 from pegboard.errors import DuplicateError, PluginError
+
+if TYPE_CHECKING:
+    from pegboard.api.metrics_reading import MetricReading
 
 __all__ = [
     "Counter",
@@ -26,6 +31,9 @@ __all__ = [
     "MetricSet",
     "PluginMetrics",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = late_exports(__name__, __all__, "metrics_reading")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 PREFIX = "pegboard_plugin"

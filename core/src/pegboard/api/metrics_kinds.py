@@ -5,28 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import accumulate
 from threading import Lock
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from pegboard.errors import PluginError
 
-__all__ = ["Counter", "Gauge", "Histogram", "Metric", "MetricReading"]
+if TYPE_CHECKING:
+    from pegboard.api.metrics_reading import MetricReading
 
-
-class MetricReading(msgspec.Struct, frozen=True):
-    """A metric as it was at one moment, which other processes can be told."""
-
-    name: str
-    kind: str
-    """``"counter"``, ``"gauge"`` or ``"histogram"``."""
-    about: str
-    plugin_id: str
-    value: float = 0.0
-    """Of a histogram the sum of what was observed."""
-    buckets: tuple[float, ...] = ()
-    """Upper bounds of a histogram."""
-    cumulative: tuple[int, ...] = ()
-    """By bucket, how many observations are at most its bound; last, how many there are."""
+__all__ = ["Counter", "Gauge", "Histogram", "Metric"]
 
 
 class Metric:
@@ -49,6 +35,8 @@ class Metric:
 
     def reading(self) -> MetricReading:
         """The metric as it is now."""
+        from pegboard.api.metrics_reading import MetricReading  # start-up must be quick
+
         return MetricReading(self.name, self.kind, self.about, self.plugin_id, self.value)
 
     def like(self, other: Metric) -> bool:
@@ -106,6 +94,8 @@ class Histogram(Metric):
             self.count += 1
 
     def reading(self) -> MetricReading:
+        from pegboard.api.metrics_reading import MetricReading  # start-up must be quick
+
         with self._lock:
             counts, total = tuple(accumulate(self._counts)), self.sum
         return MetricReading(

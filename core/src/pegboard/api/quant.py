@@ -11,18 +11,17 @@ mixture are one layer, of kind ``"experts"``, whose owner is an `ExpertsMethod`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
+from pegboard.api._parts import late_exports
 from pegboard.api.descriptor import LazyRef, lazy_ref
-from pegboard.api.metrics import PluginMetrics
-from pegboard.api.quant_layer import LayerKind, LayerSpec, ParallelRole, ParamSpec, SourceTensor
-from pegboard.api.quant_method import ExpertsMethod, LayerMethod, LinearMethod
 
 if TYPE_CHECKING:
-    pass
+    from pegboard.api.quant_context import QuantContext, Quantizer
+    from pegboard.api.quant_layer import LayerKind, LayerSpec, ParallelRole, ParamSpec, SourceTensor
+    from pegboard.api.quant_method import ExpertsMethod, LayerMethod, LinearMethod
 
 __all__ = [
     "ExpertsMethod",
@@ -37,6 +36,9 @@ __all__ = [
     "Quantizer",
     "SourceTensor",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = late_exports(__name__, __all__, "quant_layer", "quant_method", "quant_context")
 
 
 @attrs.frozen
@@ -57,33 +59,3 @@ class QuantFormat:
 
     def claims(self) -> tuple[str, ...]:
         return (*(f"method:{m}" for m in self.methods), *(f"type:{t}" for t in self.stored_types))
-
-
-@attrs.frozen
-class QuantContext:
-    """What a quantizer knows: compute dtype by torch name, platform facts, the checkpoint's own
-    quantisation keys."""
-
-    dtype: str
-    """Compute dtype, ``"float32"`` (exact arithmetic expected), ``"bfloat16"`` or ``"float16"``."""
-    platform: Mapping[str, Any] = attrs.field(factory=dict)
-    """`DeviceRuntime.facts()`."""
-    config: Mapping[str, Any] = attrs.field(factory=dict)
-    """``quantization_config`` of the checkpoint, empty if it has none."""
-    settings: Any = None
-    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
-    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
-    """The plugin's own namespace of metrics."""
-
-
-class Quantizer(Protocol):
-    """Chooses a method per layer."""
-
-    def method(self, layer: LayerSpec) -> LayerMethod | None:
-        """The method for `layer` (an `ExpertsMethod` for one of kind ``"experts"``), or None to
-        leave it to the plain one.
-
-        Raises `UnsupportedError` naming the layer and the type if the layer is quantised in a way
-        it cannot serve.
-        """
-        ...

@@ -10,43 +10,20 @@ one on the board; or where the option ``tracer`` names it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
+from pegboard.api._parts import late_exports
 from pegboard.api.descriptor import LazyRef, lazy_ref
-from pegboard.api.metrics import PluginMetrics
 
 if TYPE_CHECKING:
-    from pegboard.api.stat_logger_front import RequestFacts
+    from pegboard.api.tracer_open import RequestTracer, TracerContext
 
 __all__ = ["RequestTracer", "Tracer", "TracerContext"]
 
-
-@attrs.frozen
-class TracerContext:
-    """What a tracer is opened with."""
-
-    model: str
-    """As the user named it."""
-    endpoint: str | None = None
-    """The engine option ``otlp_traces_endpoint``."""
-    settings: Any = None
-    """The plugin's own, see `pegboard.api.hooks.Hooks.pegboard_settings`."""
-    metrics: PluginMetrics = attrs.field(factory=PluginMetrics, eq=False, repr=False)
-    """The plugin's own namespace of metrics."""
-
-
-class RequestTracer(Protocol):
-    """An open tracer. Lives as long as its engine."""
-
-    def finished(self, facts: RequestFacts) -> None:
-        """A request has ended. An exception is logged once; the engine goes on."""
-        ...
-
-    def close(self) -> None:
-        """Send what is left, within a second or two. Called once."""
-        ...
+if not TYPE_CHECKING:
+    __getattr__ = late_exports(__name__, __all__, "tracer_open")
 
 
 @attrs.frozen

@@ -13,7 +13,7 @@ import msgspec
 
 from pegboard import errors
 from pegboard.api.events import PublisherStats
-from pegboard.api.metrics_kinds import MetricReading
+from pegboard.api.metrics_reading import MetricReading
 from pegboard.api.scheduler import SchedulerStats
 from pegboard.api.views import EngineOutput, EngineRequest
 from pegboard.errors import EngineDeadError, PegboardError, RequestError

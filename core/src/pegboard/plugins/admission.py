@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-
-import attrs
+from typing import NamedTuple
 
 from pegboard.plugins.allowlist import VARIABLE, Allowlist
 from pegboard.plugins.discover import Discovery, discover
@@ -15,8 +14,7 @@ from pegboard.plugins.record import Candidate
 __all__ = ["Admission", "admit"]
 
 
-@attrs.frozen
-class Admission:
+class Admission(NamedTuple):
     """All candidates and the allowlist that judges them."""
 
     found: Discovery

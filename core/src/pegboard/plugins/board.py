@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Board"]
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Board:
     """What `load_plugins` returns. Frozen: loading is over when it exists."""
 

@@ -60,7 +60,7 @@ DESCRIPTOR_TYPES = MappingProxyType(
 T = TypeVar("T")
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Visit(Generic[T]):
     """What every plugin is asked with."""
 
@@ -74,7 +74,7 @@ class Visit(Generic[T]):
     """Looks at what it offers, and may refuse it."""
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Offer(Generic[T]):
     """What a plugin has to offer."""
 

@@ -53,7 +53,7 @@ class IncompatibleError(PluginError):
     """The plugin was written for another core; the message says what to change."""
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Declaration:
     """What a module declares. Each method raises `PluginError` if its part is malformed."""
 

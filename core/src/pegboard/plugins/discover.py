@@ -72,8 +72,9 @@ class _Walk:
 
     def look_for_strays(self, metadata: Metadata, text: str) -> None:
         """Note groups whose names are almost ours."""
-        where = distribution_name(metadata) or _location(metadata)
-        self._strays |= dict.fromkeys(stray_notices(where, text))
+        for notice in stray_notices(text):  # to read the name for nothing takes a while
+            where = distribution_name(metadata) or _location(metadata)
+            self._strays[f"{where}: {notice}"] = None
 
     def read(self, metadata: Metadata, text: str) -> None:
         """Take in one distribution, whose entry points are `text`."""

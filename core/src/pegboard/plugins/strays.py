@@ -25,7 +25,7 @@ def looks_like_ours(text: str) -> bool:
     return any(prefix in text.lower() for prefix in _PREFIXES)
 
 
-def stray_notices(distribution: str, text: str) -> Iterator[str]:
+def stray_notices(text: str) -> Iterator[str]:
     """A sentence for each group of an ``entry_points.txt`` that nobody reads, though it begins as
     ours do."""
     for group, names in _groups(text).items():
@@ -35,7 +35,7 @@ def stray_notices(distribution: str, text: str) -> Iterator[str]:
         hint = f"did you mean {near!r}?" if near else f"groups are {', '.join(GROUPS)}"
         listed = f" ({', '.join(names)})" if names else ""
         what = f"the entry-point group {group!r}{listed}"
-        yield f"{distribution}: nobody loads what is in {what}; {hint}"
+        yield f"nobody loads what is in {what}; {hint}"
 
 
 def _groups(text: str) -> dict[str, list[str]]:

@@ -3,12 +3,13 @@
 Functions and classes of every core module, and what stands in the bodies of its classes, are noted
 when the module is loaded and compared, by identity, after plugin code has run. The note of a module
 that a plugin is the first to import is taken between its execution and the plugin's next statement.
+Names that a module finds late, with a ``__getattr__``, never stand in it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterator, KeysView, Mapping, ValuesView
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import chain
 from operator import itemgetter
@@ -22,6 +23,8 @@ _ABSENT: Any = object()
 _KEPT_BY_PYTHON = ("__annot", "__static", "__firstline")
 """Beginnings of names that the interpreter itself fills in late in the body of a class."""
 
+_FINDS_LATE = "__getattr__"
+"""Of a module."""
 _METHODS = (FunctionType, classmethod, staticmethod, property)
 
 
@@ -50,9 +53,11 @@ class Patch(NamedTuple):
         return str(names.get("__name__") or own.__module__).partition(".")[0]
 
     def __str__(self) -> str:
-        module = getattr(self.owner, "__module__", "")
-        prefix = f"{module}." if isinstance(self.owner, type) else ""
-        return f"{prefix}{getattr(self.owner, '__qualname__', self.owner.__name__)}.{self.name}"
+        owner = self.owner
+        place = owner.__name__
+        if isinstance(owner, type):
+            place = f"{owner.__module__}.{owner.__qualname__}"
+        return f"{place}.{self.name}"
 
 
 class _QuickLook:
@@ -66,6 +71,7 @@ class _QuickLook:
     def __init__(self) -> None:
         self._readers: list[tuple[Callable[[Any], Any], Any]] = []
         self._parts: list[Any] = []
+        self._absent: list[tuple[KeysView[str], frozenset[str]]] = []
         self._bodies: list[Any] = []  # these stay up to date, and so do their views
         self._views: list[ValuesView[Any]] = []
         self._values: list[Any] = []
@@ -73,8 +79,12 @@ class _QuickLook:
 
     def add_module(self, module: ModuleType, parts: Mapping[str, Any]) -> None:
         """Its noted parts."""
-        if parts:
-            read = itemgetter(*parts)
+        late = frozenset(name for name, value in parts.items() if value is _ABSENT)
+        if late:
+            self._absent.append((vars(module).keys(), late))
+        there = parts.keys() - late
+        if there:
+            read = itemgetter(*there)
             self._readers.append((read, vars(module)))
             self._parts.append(read(parts))
 
@@ -92,6 +102,7 @@ class _QuickLook:
                 [*chain.from_iterable(self._views)] == self._values
                 and [next(reversed(body)) for body in self._bodies] == self._last
                 and [read(now) for read, now in self._readers] == self._parts
+                and all(late.isdisjoint(names) for names, late in self._absent)
             )
         except Exception:  # a name is gone, or something stands there that cannot be compared
             return False
@@ -164,7 +175,14 @@ class CoreWatch:
         return found
 
     def _note(self, module: ModuleType) -> None:
-        parts = {k: v for k, v in vars(module).items() if callable(v) and not k.startswith("__")}
+        parts = {
+            k: v
+            for k, v in vars(module).items()
+            if callable(v) and (not k.startswith("__") or k == _FINDS_LATE)
+        }
+        if _FINDS_LATE in parts:
+            public = getattr(module, "__all__", ())
+            parts.update((name, _ABSENT) for name in public if name not in vars(module))
         self._modules[module.__name__] = module, parts
         self._quick.add_module(module, parts)
         for value in parts.values():

@@ -9,20 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pegboard.api.platform import Communication, Immediate, Platform, ProbeResult
+from pegboard.api.platform import Communication, Immediate, ProbeResult
 from pegboard.errors import UnsupportedError
+from pegboard.testing.platforms import NULL_PLATFORM
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["NULL_PLATFORM", "NullRuntime", "probe"]
-
-NULL_PLATFORM = Platform(
-    name="null",
-    probe="pegboard.testing.null_platform:probe",
-    runtime="pegboard.testing.null_platform:NullRuntime",
-    priority=-100,
-)
 
 
 def probe() -> ProbeResult:

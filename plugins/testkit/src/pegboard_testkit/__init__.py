@@ -11,7 +11,7 @@ from pegboard.api.model import ModelFamily
 from pegboard.api.platform import Platform
 from pegboard.testing.connectors import SCRIPTED_CONNECTOR
 from pegboard.testing.families import HYBRID_FAMILY, SCRIPTED_FAMILY, TINY_FAMILY
-from pegboard.testing.null_platform import NULL_PLATFORM
+from pegboard.testing.platforms import NULL_PLATFORM
 from pegboard.testing.processors import SCRIPTED_PROCESSORS
 from pegboard_testkit.settings import Settings
 
