@@ -186,6 +186,20 @@ def test_caching_preemption_and_draws_are_the_same_on_two_ranks(tmp_path: Path) 
 
 
 @pytest.mark.accept
+def test_two_ranks_sleep_and_wake_up(tmp_path: Path) -> None:
+    path = llama(tmp_path)
+    with open_engine(path, tensor_parallel_size=2) as llm:
+        ranks = [psutil.Process(p) for p in llm.engine.core.executor.facts()["rank_processes"]]
+        for level in (1, 2):
+            llm.sleep(level)
+            assert llm.is_sleeping() and all(process.is_running() for process in ranks)
+            llm.wake_up(["weights"])
+            llm.wake_up(["kv_cache"])
+            outputs = llm.generate(prompts(2), GREEDY, use_tqdm=False)
+    same_as_one_rank(path, outputs)
+
+
+@pytest.mark.accept
 def test_a_killed_rank_ends_a_mixture_of_experts_that_was_right_before(tmp_path: Path) -> None:
     path = mixture(tmp_path)
     with open_engine(path, tensor_parallel_size=2) as llm:

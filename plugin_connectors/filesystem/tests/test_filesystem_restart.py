@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from pegboard import LLM, SamplingParams
-from pegboard.errors import ConfigError
+from pegboard.errors import CheckpointError, ConfigError
 from pegboard.testing.checkpoints import write_tiny_model
 
 COMMON = {"max_model_len": 256, "max_num_seqs": 4, "num_gpu_blocks_override": 128}
@@ -38,6 +38,13 @@ def engine(model: Path, folder: Path | None, **options: Any) -> Iterator[LLM]:
         }
     with LLM(str(model), **{"dtype": "float32", **COMMON, **options}) as llm:
         yield llm
+
+
+def retrain(model: Path) -> None:
+    """A few rows of the weights, in their place."""
+    weights = load_file(model / "model.safetensors")
+    weights["embed.weight"][100:110] *= -1
+    save_file(weights, model / "model.safetensors")
 
 
 def answers(llm: LLM) -> list[list[int]]:
@@ -68,6 +75,30 @@ def test_after_a_restart_the_prompts_come_from_the_disk(model: Path, tmp_path: P
         f"({saved / asked:.0%}), {figures['filesystem_hits']:.0f} of "
         f"{figures['filesystem_lookups']:.0f} requests found something"
     )
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_after_sleep_the_prompts_come_from_the_disk(
+    model: Path, tmp_path: Path, level: int
+) -> None:
+    with engine(model, tmp_path) as llm:
+        expected = answers(llm)
+        for times in (1, 2):
+            llm.sleep(level)
+            llm.wake_up()
+            assert answers(llm) == expected
+            figures = llm.engine.stats().connector
+            assert figures["filesystem_hit_tokens"] == times * (160 + 5 * 16)
+
+
+def test_weights_that_changed_during_sleep_do_not_wake_up(model: Path, tmp_path: Path) -> None:
+    with engine(write_tiny_model(tmp_path / "model", seed=5), tmp_path / "kv") as llm:
+        answers(llm)
+        llm.sleep(2)
+        retrain(tmp_path / "model")
+        with pytest.raises(CheckpointError, match="changed during sleep"):
+            llm.wake_up()
+        assert llm.is_sleeping()
 
 
 @pytest.mark.parametrize(
@@ -105,9 +136,7 @@ def test_other_weights_of_the_same_shape_find_nothing(model: Path, tmp_path: Pat
 
 def test_a_model_retrained_in_a_few_rows_finds_nothing(model: Path, tmp_path: Path) -> None:
     other = write_tiny_model(tmp_path / "retrained", seed=5)
-    weights = load_file(other / "model.safetensors")
-    weights["embed.weight"][100:110] *= -1
-    save_file(weights, other / "model.safetensors")
+    retrain(other)
     kept = tmp_path / "kept"
     with engine(model, kept) as llm:
         answers(llm)

@@ -72,6 +72,27 @@ def test_what_is_counted_is_the_same_in_both_modes(asked: Any) -> None:
     assert states == [1, 0]
 
 
+@pytest.mark.parametrize("kind", [LLM, pytest.param(AsyncLLM, marks=pytest.mark.accept)])
+def test_sleep_is_told(kind: Any, start: Callable[..., Any]) -> None:
+    with start(kind, distributed_executor_backend=None, platform="null") as asked:
+
+        def states() -> list[float]:
+            found, names = asked.scrape(), ("awake", "weights_offloaded", "discard_all")
+            return [found("engine_sleep_state", sleep_state=name) for name in names]
+
+        def call(name: str, *values: Any) -> None:
+            answer = getattr(asked.engine, name)(*values)
+            if kind is AsyncLLM:
+                asked.run(answer)
+
+        assert states() == [1, 0, 0]
+        for level, expected in ((1, [0, 1, 0]), (2, [0, 0, 1])):
+            call("sleep", level)
+            assert states() == expected
+        call("wake_up")
+        assert states() == [1, 0, 0]
+
+
 def test_the_times_of_a_request_sum_to_the_whole(asked: Any) -> None:
     before = asked.scrape()
     asked.answer([[5], [6]], made(max_tokens=MADE))

@@ -150,6 +150,15 @@ class ThreadEngine:
     def resume(self) -> None:
         self.is_paused = False
 
+    async def sleep(self, level: Any, mode: str) -> None:
+        self.llm.sleep(level)
+
+    async def wake_up(self, tags: Any) -> None:
+        self.llm.wake_up(tags)
+
+    async def is_sleeping(self) -> bool:
+        return self.llm.is_sleeping()
+
     async def reset_prefix_cache(self) -> bool:
         return self.llm.reset_prefix_cache()
 

@@ -3,6 +3,10 @@ log-probabilities of their tokens."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from served import Served, serve
 
 pytestmark = pytest.mark.accept
 
+HARNESS = "lm-eval[api]==0.4.13"
 PAIRS = (
     ("The capital of France is", " Paris"),
     ("Water freezes at a temperature of", " zero degrees Celsius."),
@@ -35,6 +40,16 @@ def server(smollm2_path: Path) -> Iterator[Served]:
     one.kill()
 
 
+@pytest.fixture(scope="module")
+def reference(smollm2_path: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        str(smollm2_path.parent), gguf_file=smollm2_path.name, dtype=torch.float32
+    )
+
+
 def likelihoods(reference: Any, context: list[int], rest: list[int]) -> tuple[float, bool]:
     import torch
 
@@ -45,27 +60,25 @@ def likelihoods(reference: Any, context: list[int], rest: list[int]) -> tuple[fl
     return float(scores.gather(1, torch.tensor(rest)[:, None]).sum()), best
 
 
-def test_likelihoods_are_those_of_the_reference(server: Served, smollm2_path: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    reference = AutoModelForCausalLM.from_pretrained(
-        str(smollm2_path.parent), gguf_file=smollm2_path.name, dtype=torch.float32
-    )
+def tokenised(server: Served) -> list[tuple[list[int], list[int]]]:
+    """The pairs as ids, the whole tokenised at once."""
 
     def encode(text: str) -> list[int]:
         reply = server.post("/tokenize", prompt=text, add_special_tokens=False)
         return list(reply.json()["tokens"])
 
-    contexts = [encode(context) for context, _ in PAIRS]
-    rests = [encode(a + b)[len(ids) :] for (a, b), ids in zip(PAIRS, contexts, strict=True)]
-    prompts = [a + b for a, b in zip(contexts, rests, strict=True)]
+    return [(ids := encode(a), encode(a + b)[len(ids) :]) for a, b in PAIRS]
+
+
+def test_likelihoods_are_those_of_the_reference(server: Served, reference: Any) -> None:
+    pairs = tokenised(server)
+    prompts = [a + b for a, b in pairs]
     for limit in (0, 1):
         reply = server.post(
             "/v1/completions", model="smol", prompt=prompts, temperature=0, max_tokens=limit,
             logprobs=1, seed=1234, echo=True,
         ).json()  # fmt: skip
-        for choice, context, rest in zip(reply["choices"], contexts, rests, strict=True):
+        for choice, (context, rest) in zip(reply["choices"], pairs, strict=True):
             scores = choice["logprobs"]
             end = len(context) + len(rest)
             found = scores["token_logprobs"][len(context) : end]
@@ -75,6 +88,59 @@ def test_likelihoods_are_those_of_the_reference(server: Served, smollm2_path: Pa
             wanted, best = likelihoods(reference, context, rest)
             assert sum(found) == pytest.approx(wanted, abs=1e-3)
             assert greedy == best
+
+
+TASK = """
+task: pairs
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+test_split: test
+output_type: loglikelihood
+doc_to_text: "{{context}}"
+doc_to_target: "{{rest}}"
+target_delimiter: ""
+metric_list: [{metric: perplexity}, {metric: acc}]
+"""
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """lm-eval in an environment of its own, which has neither torch nor transformers."""
+    folder = tmp_path_factory.mktemp("harness") / "env"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    wanted = [folder / "bin" / "pip", "install", "-q", "--no-compile", HARNESS]
+    done = subprocess.run(wanted, check=False, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"{HARNESS} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+    return folder / "bin" / "lm-eval"
+
+
+def test_lm_eval_finds_the_likelihoods_of_the_reference(
+    server: Served, reference: Any, harness: Path, tmp_path: Path
+) -> None:
+    rows = [json.dumps({"context": a, "rest": b}) for a, b in PAIRS]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(rows))
+    task = TASK.replace("FILE", str(tmp_path / "pairs.jsonl"))
+    (tmp_path / "pairs.yaml").write_text(task)
+    where = f"base_url={server.url}/v1/completions,model=smol,max_length=1024,num_concurrent=4"
+    words = ["--model", "local-completions", "--model_args", where, "--tasks", "pairs"]
+    words += ["--include_path", tmp_path, "--output_path", tmp_path / "out", "--log_samples"]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [harness, *words], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "remote tokenizer" in done.stderr, "it asks the server for its tokens"
+    [file] = (tmp_path / "out").rglob("samples_pairs_*.jsonl")
+    samples = sorted(map(json.loads, file.read_text().splitlines()), key=lambda s: s["doc_id"])
+    furthest = 0.0
+    for sample, (context, rest) in zip(samples, tokenised(server), strict=True):
+        [[(found, greedy)]] = sample["resps"]
+        wanted, best = likelihoods(reference, context, rest)
+        furthest = max(furthest, abs(float(found) - wanted))
+        assert str(greedy) == str(best)
+    print(f"log-likelihoods of lm-eval differ by up to {furthest:.1e}")
+    assert furthest < 1e-3
 
 
 def test_the_official_client_talks_to_the_demo_model(server: Served) -> None:

@@ -194,6 +194,12 @@ def test_a_client_that_writes_all_of_a_large_body_first_can_read_the_413(
 def test_a_slash_too_many_leads_to_the_route(server: Any) -> None:
     reply = server.http.get("/version/?a=b")
     assert reply.status_code == 307 and reply.headers["location"] == "../version?a=b"
+    models = server.http.get("/v1/models/")
+    assert models.status_code == 307 and models.headers["location"] == "../models"
+    listed = server.http.get("/v1/models/", follow_redirects=True)
+    assert listed.json() == server.http.get("/v1/models").json()
+    assert server.http.get("/v1/models//").status_code == 404
+    assert server.http.get("/v1/models/tiny/").status_code == 404
     page = server.http.get("/ui/", follow_redirects=True)
     assert page.status_code == 200 and page.url.path == "/ui" and "<html" in page.text
     assert server.http.post("/version/").status_code == 404

@@ -304,7 +304,7 @@ def test_requests_end_and_wait_as_the_developer_says(shared: Served) -> None:
     assert one.http.post("/resume").json() == {"is_paused": False}
     assert held.begun.wait(5) and held.status == 200
     assert one.get("/is_sleeping").json() == {"is_sleeping": False}
-    for path in ("/sleep", "/wake_up", "/start_profile"):
+    for path in ("/sleep", "/start_profile"):
         reply = one.http.post(path)
         assert reply.status_code == 501 and reply.json()["error"]["code"] == "not_supported"
     assert "VLLM_TORCH_PROFILER_DIR" in one.http.post("/start_profile").text

@@ -47,7 +47,11 @@ class WorkerHalf:
 
     def attach(self, kv: Sequence[KVTensors], cache: KVCacheConfig, device: torch.device) -> Any:
         """The cache's storage, one `KVTensors` per slot that has its own; `KVTensors.page` is one
-        block of it. Returns plain data for the scheduler half (addresses, ports), or None."""
+        block of it. Returns plain data for the scheduler half (addresses, ports), or None.
+
+        Called again after `detach`, with new storage of the same form; the scheduler half is not
+        told what that returns.
+        """
         return None
 
     def start_load(self, metadata: Any) -> None:

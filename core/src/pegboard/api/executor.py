@@ -5,7 +5,8 @@ The core registers ``local`` (in this process) and ``ranks`` (a process for each
 ``tensor_parallel_size`` devices); ``distributed_executor_backend`` asks for one by name.
 
 Called by: `EngineCore`. Order: `load`, `kv_slots`, `profile`, `allocate`, `warm_up`, then
-`execute` for each step, at last `close`.
+`execute` for each step, at last `close`. One whose engine can sleep is a
+`pegboard.api.executor_sleep.SleepingExecutor`.
 """
 
 from __future__ import annotations

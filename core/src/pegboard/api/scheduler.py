@@ -71,6 +71,8 @@ class SchedulerStats(msgspec.Struct):
     cache: CacheStats = msgspec.field(default_factory=CacheStats)
     connector: dict[str, float] = msgspec.field(default_factory=dict)
     """What the KV connector counts, by its own names."""
+    sleep_level: int = 0
+    """Of the engine, which sets it; 0 while it is awake. See `pegboard.api.executor_sleep`."""
 
 
 class Scheduler(Protocol):

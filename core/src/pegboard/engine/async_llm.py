@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from pegboard.engine.open_watch import (
 from pegboard.engine.output_processor import OutputProcessor
 from pegboard.engine.outputs import RequestOutput
 from pegboard.engine.process_client import ProcessClient
+from pegboard.engine.sleep import check_level, check_mode, check_tags
 from pegboard.engine.streams import Post, Stream
 from pegboard.engine.templates import template_variables
 from pegboard.engine.trim import give_back
@@ -42,6 +43,10 @@ __all__ = ["AsyncLLM"]
 _LONG_TEXT = 2000
 """Characters from which on a prompt is tokenised beside the event loop."""
 _TEXT_THREADS = 2
+_SLEEP = "sleep"
+"""Why requests are held back."""
+_LOOK = 0.02
+"""Seconds between two looks at what must end before sleep."""
 
 Progress = Callable[[int, int], Any]
 T = TypeVar("T")
@@ -249,6 +254,40 @@ class AsyncLLM:
         """Forget all cached blocks; False if a running request still uses some."""
         return bool(await self._call("reset_prefix_cache"))
 
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back without ending the engine, as `LLM.sleep` does.
+
+        Requests that run end with what there is; with the mode ``"wait"`` they are waited for.
+        Those that come during sleep are held back until it ends. Raises `UnsupportedError`, before
+        anything ends, where executor or platform cannot.
+        """
+        check_level(level)
+        check_mode(mode)
+        await self._call("check_sleep")
+        self._requests.pause(_SLEEP)
+        try:
+            if mode == "abort":
+                self._requests.end(self._requests.let_in())
+            while self._requests.let_in():
+                await asyncio.sleep(_LOOK)
+            await self._call("sleep", level)
+        finally:
+            await self._resume_if_awake()
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """As `LLM.wake_up`. When all is awake, requests that were held back are let in."""
+        parts = check_tags(tags)
+        await self._call("wake", parts)
+        await self._resume_if_awake()
+
+    async def is_sleeping(self) -> bool:
+        """Some of it sleeps."""
+        return int(await self._call("sleep_level")) > 0
+
+    async def _resume_if_awake(self) -> None:
+        if not await self.is_sleeping():
+            self._requests.resume(_SLEEP)
+
     async def start_profile(self) -> None:
         """Record what the engine's process does, with torch's profiler. Raises `UnsupportedError`
         unless ``VLLM_TORCH_PROFILER_DIR`` names a folder, and `RequestError` if it does already."""
@@ -347,9 +386,9 @@ class AsyncLLM:
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, tidy)
 
-    async def _call(self, name: str) -> Any:
+    async def _call(self, name: str, *values: Any) -> Any:
         self._requests.check()
-        return await asyncio.wrap_future(self.client.call(name))
+        return await asyncio.wrap_future(self.client.call(name, *values))
 
 
 def _length(prompt: TokenisedPrompt) -> int:

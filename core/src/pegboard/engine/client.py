@@ -46,8 +46,8 @@ class EngineClient(Protocol):
         """End requests whose end was found in their text."""
         ...
 
-    def call(self, name: str) -> Future[Any]:
-        """Ask for one of `pegboard.engine.messages.ANSWERS`."""
+    def call(self, name: str, *values: Any) -> Future[Any]:
+        """Ask for one of `pegboard.engine.messages.ANSWERS`, with its arguments."""
         ...
 
     @property

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from pegboard.api.connector import StoreEvent
 from pegboard.api.events import PublisherStats
 from pegboard.api.executor import Executor, Pending
+from pegboard.api.executor_sleep import SleepPart
 from pegboard.api.late import LateSource
 from pegboard.api.scheduler import Scheduler, SchedulerStats
 from pegboard.api.step import StepPlan, StepResult
@@ -17,7 +18,9 @@ from pegboard.api.views import EngineOutput, EngineRequest
 from pegboard.engine.events import EventSink, NullSink
 from pegboard.engine.interrupts import InterruptShield
 from pegboard.engine.late import NothingLate
+from pegboard.engine.sleep import Sleeper
 from pegboard.engine.stats import NullStats, StatSink
+from pegboard.errors import RequestError
 from pegboard.scheduler.guard import Connected
 
 __all__ = ["EngineCore"]
@@ -73,6 +76,7 @@ class EngineCore:
         """Oldest first."""
         self._told: list[EngineOutput] = []
         """What the caller must still be told."""
+        self._sleeper = Sleeper(executor)
         self.shield = InterruptShield()
         """Signal handlers wait while the books are changed."""
 
@@ -85,10 +89,11 @@ class EngineCore:
         """
         with self.shield:
             try:
-                busy = True
+                busy = not self._sleeper.level
                 while busy and len(self._flights) < self.depth:
                     busy = self._start()
-                self._finish()
+                if self._flights:
+                    self._finish()
                 self.shield.deliver()
             except BaseException as error:
                 if self.shield.caused(error):
@@ -159,8 +164,9 @@ class EngineCore:
                 raise
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a checked request; see `Scheduler.add`."""
+        """Queue a checked request; see `Scheduler.add`. Raises `RequestError` during sleep."""
         with self.shield:
+            self._sleeper.check_awake()
             self.scheduler.add(request)
 
     def abort(self, ids: Iterable[str]) -> list[EngineOutput]:
@@ -177,7 +183,9 @@ class EngineCore:
         return bool(self._told) or self.scheduler.has_work()
 
     def stats(self) -> SchedulerStats:
-        return self.scheduler.stats()
+        stats = self.scheduler.stats()
+        stats.sleep_level = self._sleeper.level
+        return stats
 
     def reset_prefix_cache(self) -> bool:
         """Finish the steps in flight, then forget all cached blocks; see
@@ -187,6 +195,46 @@ class EngineCore:
             done = self.scheduler.reset_prefix_cache()
             self._events.publish(self.scheduler)
             return done
+
+    @property
+    def sleep_level(self) -> int:
+        """0 if it is awake."""
+        return self._sleeper.level
+
+    def check_sleep(self) -> None:
+        """Raise `UnsupportedError`, which names what is missing, if this engine cannot sleep."""
+        self._sleeper.check()
+
+    def sleep(self, level: int) -> None:
+        """Forget the cache and give memory back; see `pegboard.api.executor_sleep`.
+
+        Transfers of a KV connector end first. Raises `UnsupportedError` if the executor cannot,
+        and `RequestError` if there are requests.
+        """
+        with self.shield:
+            self._sleeper.check()
+            self.settle()
+            if not self._sleeper.level:
+                self._clear()
+            self._sleeper.sleep(level)
+
+    def _clear(self) -> None:
+        stats = self.scheduler.stats()
+        if stats.running or stats.waiting:
+            count = stats.running + stats.waiting
+            raise RequestError(f"{count} requests are not over; an engine sleeps without any")
+        while self.scheduler.has_work():
+            self._start()
+            self._finish()
+        if not self.scheduler.reset_prefix_cache():
+            raise RequestError("blocks of the cache are in use; an engine sleeps without any")
+        self._events.publish(self.scheduler)
+
+    def wake(self, parts: Sequence[SleepPart]) -> bool:
+        """Wake up parts that sleep; whether everything is awake then. Raises what
+        `SleepingExecutor.wake` does."""
+        with self.shield:
+            return self._sleeper.wake(parts)
 
     def kv_event_stats(self) -> PublisherStats:
         """What became of the batches of KV events."""

@@ -22,6 +22,8 @@ from pegboard.errors import EngineDeadError, RequestError
 
 __all__ = ["Dispatcher"]
 
+ASKED = "asked"
+"""The reason of a pause that a user wants."""
 _CLOSED = "this engine is closed"
 
 
@@ -45,7 +47,8 @@ class Dispatcher:
         self._streams: dict[str, Stream] = {}
         self._held: dict[str, Sequence[EngineRequest]] = {}
         """Requests that came during a pause."""
-        self._paused = False
+        self._pauses: set[str] = set()
+        """Why requests are held back."""
         self._closing = False
         self.dead: EngineDeadError | None = None
         self.stats = SchedulerStats()
@@ -113,8 +116,7 @@ class Dispatcher:
         with self._lock:
             if self._streams.get(stream.request_id) is not stream:
                 return
-            ids = self._forget(stream.request_id)
-        self._abort(ids)
+            self._abort(self._forget(stream.request_id))
 
     def end(self, request_ids: Iterable[str], stop_reason: str | None = None) -> None:
         """Abort requests; their streams end with what there is. Unknown ids are ignored."""
@@ -126,7 +128,7 @@ class Dispatcher:
                 if stream is not None and output is not None:
                     ids += self._forget(name, stop_reason=stop_reason)
                     states[stream] = output.moment()
-        self._abort(ids)
+            self._abort(ids)
         self._send(states)
 
     def expire(self, stream: Stream) -> None:
@@ -134,22 +136,28 @@ class Dispatcher:
         if self._streams.get(stream.request_id) is stream:
             self.end([stream.request_id], "deadline")
 
-    def pause(self) -> None:
+    def pause(self, why: str = ASKED) -> None:
         """Hold back requests that come from now on; those that run go on."""
         with self._lock:
-            self._paused = True
+            self._pauses.add(why)
 
-    def resume(self) -> None:
-        """Let in what was held back, in its order."""
+    def resume(self, why: str = ASKED) -> None:
+        """Let in what was held back, in its order, unless there is another reason to hold it."""
         with self._lock:
-            self._paused = False
-            while self._held:
+            self._pauses.discard(why)
+            while self._held and not self._pauses:
                 name = next(iter(self._held))
                 self._client.add(self._held.pop(name))
 
     @property
     def paused(self) -> bool:
-        return self._paused
+        """Requests are held back because somebody asked for it."""
+        return ASKED in self._pauses
+
+    def let_in(self) -> list[str]:
+        """Live requests that are not held back."""
+        with self._lock:
+            return [name for name in self._streams if name not in self._held]
 
     def drain(self, grace: float) -> None:
         """Take no further requests, wait up to `grace` seconds for those that run, and abort the
@@ -181,10 +189,10 @@ class Dispatcher:
                 self._watch.scheduler(batch.stats)
             if not self._streams:
                 self._changed.notify_all()
-        if stopped:
-            with contextlib.suppress(EngineDeadError):
-                self._client.finish(stopped, "stop")
-        self._abort(ids)
+            if stopped:
+                with contextlib.suppress(EngineDeadError):
+                    self._client.finish(stopped, "stop")
+            self._abort(ids)
         self._send(states)
 
     def _refuse(self, batch: Batch, states: dict[Stream, State]) -> list[str]:
@@ -210,7 +218,7 @@ class Dispatcher:
     # Inside
 
     def _let_in(self, name: str, requests: Sequence[EngineRequest]) -> None:
-        if self._paused:
+        if self._pauses:
             self._held[name] = requests
         else:
             self._client.add(requests)
@@ -231,6 +239,8 @@ class Dispatcher:
         return [] if self._held.pop(name, None) is not None else ids
 
     def _abort(self, ids: Sequence[str]) -> None:
+        """With the lock held, so that the engine hears of it before of anything that follows from
+        there being no such request."""
         if ids:
             with contextlib.suppress(EngineDeadError):  # which took them along
                 self._client.abort(ids)

@@ -172,6 +172,33 @@ class LLM:
         """Forget all cached blocks; False if a running request still uses some."""
         return self.engine.reset_prefix_cache()
 
+    def sleep(self, level: int = 1) -> None:
+        """Give memory back without ending the engine, whose prefix cache is forgotten.
+
+        Args:
+            level: 1: the KV cache is freed, weights are kept in the host's memory. 2: the weights
+            are freed too.
+
+        Raises `RequestError` if requests are not over, and `UnsupportedError` where executor or
+        platform cannot. Requests during sleep raise `RequestError`.
+        """
+        self.engine.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """End `sleep`: weights that were freed are read from the checkpoint again.
+
+        Args:
+            tags: What is to wake up, of ``"weights"`` and ``"kv_cache"``; None: all of it. The
+            engine serves again when both are awake.
+
+        Raises `ResourceError` if the memory is not there any more; it may be called again.
+        """
+        self.engine.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """Some of it sleeps."""
+        return self.engine.is_sleeping()
+
     def close(self) -> None:
         """Release the device."""
         self.engine.close()

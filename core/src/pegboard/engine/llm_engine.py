@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pegboard.api.events import PublisherStats
@@ -18,6 +18,7 @@ from pegboard.engine.inputs import InputProcessor, Prompt, TokenisedPrompt
 from pegboard.engine.observe import NullWatch, Watch
 from pegboard.engine.output_processor import OutputProcessor
 from pegboard.engine.outputs import RequestOutput
+from pegboard.engine.sleep import check_level, check_tags
 from pegboard.engine.turns import Turns
 from pegboard.errors import EngineDeadError, RequestError
 
@@ -146,6 +147,26 @@ class LLMEngine:
         with self._turns:
             self.check_alive()
             return self.core.reset_prefix_cache()
+
+    def sleep(self, level: int = 1) -> None:
+        """As `LLM.sleep`."""
+        self.check_alive()
+        with self._turns:
+            self.check_alive()
+            self.core.sleep(check_level(level))
+            self._watch.look(self.core.stats, now=True)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """As `LLM.wake_up`."""
+        self.check_alive()
+        with self._turns:
+            self.check_alive()
+            self.core.wake(check_tags(tags))
+            self._watch.look(self.core.stats, now=True)
+
+    def is_sleeping(self) -> bool:
+        """A part of it sleeps."""
+        return self.core.sleep_level > 0
 
     def close(self) -> None:
         """Drop all requests and release the device; a second call does nothing.

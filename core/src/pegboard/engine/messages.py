@@ -81,6 +81,8 @@ class Call(msgspec.Struct, tag=True):
 
     number: int
     name: str
+    values: list[Any] = []
+    """Its arguments."""
 
 
 class Close(msgspec.Struct, tag=True):
@@ -158,19 +160,23 @@ class Answer(msgspec.Struct, tag=True):
 
 ANSWERS: dict[str, Any] = {
     "check": type(None),
+    "check_sleep": type(None),
     "facts": dict[str, Any],
     "kv_event_stats": PublisherStats,
     "metrics": list[MetricReading],
     "reset_prefix_cache": bool,
     "settle": type(None),
+    "sleep": type(None),
+    "sleep_level": int,
     "start_profile": type(None),
     "stop_profile": str,
     "stats": SchedulerStats,
+    "wake": bool,
 }
 """What may be called, with the type of the answer. ``check``: the scheduler's audit of its own
-books; ``metrics``: what the plugins
-of the engine's process count; ``settle``: the steps in flight are finished; ``stop_profile``: the
-path of what was recorded."""
+books; ``metrics``: what the plugins of the engine's process count; ``settle``: the steps in flight
+are finished; ``sleep`` takes a level, ``wake`` the parts, and says whether everything is awake;
+``stop_profile``: the path of what was recorded."""
 
 _lenient = msgspec.msgpack.Encoder(enc_hook=str)
 ToEngine = Add | Abort | Finish | Call | Close

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from pegboard.api.executor_sleep import SleepPart
 from pegboard.api.views import EngineOutput
 from pegboard.config.model import resolve_model
 from pegboard.config.plain import config_from_plain
@@ -229,16 +230,20 @@ class EngineService:
         self._busy = False
         """As it was told."""
         self._profiler = EngineProfiler(len(self.core.executor.facts().get("rank_processes", ())))
-        self._calls: dict[str, Callable[[], Any]] = {
+        self._calls: dict[str, Callable[..., Any]] = {
             "check": self.core.scheduler.check,
+            "check_sleep": self.core.check_sleep,
             "facts": self.core.executor.facts,
             "kv_event_stats": self.core.kv_event_stats,
             "metrics": built.metrics.readings,
             "reset_prefix_cache": self.core.reset_prefix_cache,
             "settle": self.core.settle,
+            "sleep": self._sleep,
+            "sleep_level": lambda: self.core.sleep_level,
             "start_profile": self._profiler.start,
             "stop_profile": self._profiler.stop,
             "stats": self.core.stats,
+            "wake": self._wake,
         }
 
     def take(self, body: bytes) -> None:
@@ -285,12 +290,29 @@ class EngineService:
         if refused:
             self._send(Batch(refused=refused, busy=True))
 
+    def _sleep(self, level: int) -> None:
+        self.core.check_sleep()
+        gc.unfreeze()  # what goes now is not to stay because of what it is tied to
+        try:
+            self.core.sleep(level)
+        finally:
+            if not self.core.sleep_level:
+                _settle_memory()
+        self._send(Batch(stats=self.core.stats(), busy=self.core.has_work()))
+
+    def _wake(self, parts: list[SleepPart]) -> bool:
+        awake = self.core.wake(parts)
+        if awake:
+            _settle_memory()
+        self._send(Batch(stats=self.core.stats()))
+        return awake
+
     def _answer(self, call: Call) -> Answer:
         work = self._calls.get(call.name)
         if work is None:
             return Answer(call.number, problem=Problem("RequestError", f"no call {call.name!r}"))
         try:
-            return Answer(call.number, msgspec.to_builtins(work(), enc_hook=str))
+            return Answer(call.number, msgspec.to_builtins(work(*call.values), enc_hook=str))
         except Exception as error:
             return Answer(call.number, problem=Problem.of(error))
 

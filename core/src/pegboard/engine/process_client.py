@@ -129,13 +129,13 @@ class ProcessClient:
         if names:
             self._send(pack(Finish(names, reason)))
 
-    def call(self, name: str) -> Future[Any]:
+    def call(self, name: str, *values: Any) -> Future[Any]:
         if name not in ANSWERS:
             raise RequestError(f"call={name!r} is not allowed: one of {', '.join(ANSWERS)}")
         number, future = next(self._numbers), Future[Any]()
         self._calls[number] = (name, future)
         try:
-            self._send(pack(Call(number, name)))
+            self._send(pack(Call(number, name, list(values))))
         except BaseException:
             self._calls.pop(number, None)
             raise

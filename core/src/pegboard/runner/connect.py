@@ -23,7 +23,7 @@ from pegboard.runner.transfers import Worker
 if TYPE_CHECKING:
     from pegboard.plugins import Board
 
-__all__ = ["connect_worker"]
+__all__ = ["connect_worker", "own_tensors"]
 
 
 def connect_worker(
@@ -39,7 +39,7 @@ def connect_worker(
     Raises `MissingPluginError`, `UnsupportedError`, `SelectionError` (layouts) and what the
     connector raises for its settings.
     """
-    own = [storage[key] for group in cache.groups for key in group.slots if group.slot_bytes()]
+    own = own_tensors(cache, storage)
     layouts = [storage[group.slots[0]].layout for group in cache.groups]
     half = _Builder(board, cache, layouts, identity).build(config)
     try:
@@ -51,6 +51,11 @@ def connect_worker(
     layers = [tensors.key for tensors in own] if connector.abilities.layerwise else []
     worker = Worker(half, name=config.kv_connector, layers=layers)
     return worker, ConnectorLink(identity, (handshake,))
+
+
+def own_tensors(cache: KVCacheConfig, storage: Mapping[str, KVTensors]) -> list[KVTensors]:
+    """What a worker half is attached to."""
+    return [storage[key] for group in cache.groups for key in group.slots if group.slot_bytes()]
 
 
 @attrs.frozen(eq=False)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from pegboard.__about__ import __version__
 from pegboard.api.kv import KVCacheConfig, KVGroup, KVLayout
+from pegboard.config.alias import AliasedCheckpoint
 from pegboard.config.engine import EngineConfig
 from pegboard.config.model import ResolvedModel
 from pegboard.kv import ALGORITHM
+from pegboard.nn.optable import PLAIN
 
-__all__ = ["engine_identity"]
+if TYPE_CHECKING:
+    from pegboard.plugins import Board
+    from pegboard.runner.setup import OpenedDevice
+
+__all__ = ["engine_identity", "parts_of"]
 
 
 def engine_identity(
@@ -51,6 +57,24 @@ def engine_identity(
         "ranks": 1,
         "plugins": list(plugins),
     }
+
+
+def parts_of(board: Board, opened: OpenedDevice, formats: set[str]) -> set[tuple[str, str]]:
+    """(surface, name) of what is on the board and has a part in the content of blocks; `formats`
+    are the quantisations that own layers."""
+    backends = {name for one in opened.attention for name in one.backend.name.split("+")}
+    checkpoint = opened.model.checkpoint
+    aliases = {checkpoint.alias} if isinstance(checkpoint, AliasedCheckpoint) else set()
+    found = {
+        "alias": aliases,
+        "attention": backends & set(board.registry("attention").names()),
+        "checkpoint": {checkpoint.kind},
+        "model": {opened.model.family.name},
+        "ops": set(opened.ops.choices().values()) - {PLAIN},
+        "platform": {opened.platform},
+        "quant": formats,
+    }
+    return {(surface, name) for surface, names in found.items() for name in names}
 
 
 def _group(group: KVGroup) -> dict[str, Any]:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from pegboard.api.executor import ExecutorContext, MemoryProfile, Pending
+from pegboard.api.executor_sleep import SleepPart
 from pegboard.api.kv import KVCacheConfig, KVSlot
 from pegboard.api.model import LanguageModel
 from pegboard.api.step import StepPlan
 from pegboard.api.transfer import ConnectorLink
-from pegboard.config.alias import AliasedCheckpoint
 from pegboard.config.engine import EngineConfig
 from pegboard.config.fit import DeviceMemory, check_fit
 from pegboard.config.logits import LogitsRoster, make_roster
 from pegboard.config.model import ResolvedModel
 from pegboard.config.served_tokenizer import served_tokenizer
-from pegboard.nn import Attention, Weighted
-from pegboard.nn.optable import PLAIN
-from pegboard.runner.connect import connect_worker
-from pegboard.runner.identity import engine_identity
+from pegboard.errors import CheckpointError
+from pegboard.hostmemory import release_free_memory
+from pegboard.nn import Weighted
+from pegboard.runner.connect import connect_worker, own_tensors
+from pegboard.runner.identity import engine_identity, parts_of
 from pegboard.runner.memory import allocating, step_peak
 from pegboard.runner.place import RankPlace
 from pegboard.runner.runner import ModelRunner
@@ -31,7 +33,8 @@ from pegboard.runner.slots import Limits
 from pegboard.runner.storage import allocate_storage
 from pegboard.runner.thread import StepThread
 from pegboard.runner.threads import few_threads
-from pegboard.runner.warm_up import warm_up_rows
+from pegboard.runner.transfers import Worker
+from pegboard.runner.warm_up import warm_up_kernels, warm_up_rows
 from pegboard.weights.build import load_model
 from pegboard.weights.checksum import WeightSums
 from pegboard.weights.random import DUMMY_SCHEME
@@ -69,8 +72,13 @@ class LocalExecutor:
         self._model: LanguageModel | None = None
         self._runner: ModelRunner | None = None
         self._thread: StepThread | None = None
+        self._worker: Worker | None = None
+        """Of the KV connector."""
+        self._cache: KVCacheConfig | None = None
         self._sums: WeightSums | None = None
         """Of the weights; only a KV connector needs them."""
+        self._weights = ""
+        """What they came to."""
         self._formats: set[str] = set()
         """Quantisations that own layers."""
 
@@ -96,6 +104,10 @@ class LocalExecutor:
         check_fit(
             opened.model, self._config, DeviceMemory(memory.total_bytes(), memory.free_bytes())
         )
+        self._read_weights()
+
+    def _read_weights(self) -> None:
+        opened = self._device()
         wanted = self._config.kv_transfer_config is not None
         if wanted and self._config.load_format != "dummy":
             self._sums = WeightSums(opened.device)
@@ -124,7 +136,7 @@ class LocalExecutor:
         """
         opened = self._device()
         memory = opened.runtime.memory
-        self._warm_up_kernels()
+        warm_up_kernels(opened, cast(torch.nn.Module, self._model))
         runner = self._make_runner(KVCacheConfig(groups=opened.groups, num_blocks=1))
         exact = opened.device.type != "cpu"
         with few_threads(opened.model.weight_bytes):
@@ -137,26 +149,12 @@ class LocalExecutor:
             cache_limit=memory.cache_limit(),
         )
 
-    @torch.inference_mode()
-    def _warm_up_kernels(self) -> None:
-        """What attention kernels build at first use, once for each sort of layer of their group."""
-        opened, model = self._device(), cast(torch.nn.Module, self._model)
-        known = {key: group.index for group in opened.groups for key in group.slots}
-        done = set()
-        for module in model.modules():
-            if isinstance(module, Attention) and module.slot_key in known:
-                number, layer = known[module.slot_key], module.layer
-                sort = (number, layer.heads, layer.kv_heads, layer.head_size, layer.soft_cap)
-                if sort not in done:
-                    done.add(sort)
-                    for kernel in opened.attention[number].warming:
-                        kernel.warm_up(layer)
-
     def allocate(self, cache: KVCacheConfig) -> None:
         board, config, model = self._board, self._config, self._device().model
         processors = make_roster(board, config).telling(
             model.eos_token_ids, functools.cache(lambda: served_tokenizer(board, config, model))
         )
+        self._cache = cache
         self._runner = runner = self._make_runner(cache, processors)
         asynchronous = self._device().runtime.execution.asynchronous
         if self._config.async_scheduling is not False and not asynchronous:
@@ -188,8 +186,7 @@ class LocalExecutor:
         wanted = self._config.kv_transfer_config
         assert wanted is not None, "there is no connector"
         layouts = [attention.layout for attention in opened.attention]
-        weights = DUMMY_SCHEME if self._sums is None else self._sums.digest()
-        self._sums = None  # and the stored tensors that it knows
+        weights = self._weights = self._take_digest()
         worker, link = connect_worker(
             self._board,
             wanted,
@@ -201,29 +198,67 @@ class LocalExecutor:
                 runner.cache,
                 layouts,
                 weights,
-                self._board.signatures(self._parts()),
+                self._board.signatures(parts_of(self._board, opened, self._formats)),
             ),
             opened.device,
         )
         runner.connect(worker)
+        self._worker = worker
         return link
 
-    def _parts(self) -> set[tuple[str, str]]:
-        """(surface, name) of what is on the board and has a part in the content of blocks."""
+    def _take_digest(self) -> str:
+        """What stands for the weights' bytes; the stored tensors that were known are forgotten."""
+        sums, self._sums = self._sums, None
+        return DUMMY_SCHEME if sums is None else sums.digest()
+
+    def sleep_problem(self) -> str | None:
         opened = self._device()
-        backends = {name for one in opened.attention for name in one.backend.name.split("+")}
-        checkpoint = opened.model.checkpoint
-        aliases = {checkpoint.alias} if isinstance(checkpoint, AliasedCheckpoint) else set()
-        found = {
-            "alias": aliases,
-            "attention": backends & set(self._board.registry("attention").names()),
-            "checkpoint": {checkpoint.kind},
-            "model": {opened.model.family.name},
-            "ops": set(opened.ops.choices().values()) - {PLAIN},
-            "platform": {opened.platform},
-            "quant": self._formats,
-        }
-        return {(surface, name) for surface, names in found.items() for name in names}
+        if opened.device.type == "cpu":
+            return None
+        return (
+            f"platform {opened.platform!r} keeps memory of its own, and only what lies in the "
+            "host's is given back"
+        )
+
+    def sleep(self, level: int) -> None:
+        """The runner goes, with the cache and its thread; weights are in the host's memory."""
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+        if self._worker is not None:
+            self._worker.detach()
+        self._runner = None
+        if level > 1:
+            self._model = None
+        gc.collect()
+        release_free_memory()
+
+    def wake(self, part: SleepPart) -> None:
+        if part == "kv_cache":
+            self._wake_cache()
+        elif self._model is None:
+            self._read_weights()
+            if self._worker is not None and self._take_digest() != self._weights:
+                self._model = None
+                raise CheckpointError(
+                    f"{self._resolved.path}: the weights changed during sleep, and the KV "
+                    "connector's store holds blocks of the old ones; start again"
+                )
+            release_free_memory()
+
+    def _wake_cache(self) -> None:
+        assert self._cache is not None, "allocate() comes first"
+        try:
+            self.allocate(self._cache)
+            self.warm_up()
+            if self._worker is not None:
+                runner = self._ready()
+                own = own_tensors(self._cache, runner.storage)
+                self._worker.attach(own, self._cache, self.device)
+                runner.connect(self._worker)
+        except BaseException:
+            self.sleep(1)
+            raise
 
     def facts(self) -> dict[str, Any]:
         opened = self._device()
@@ -243,8 +278,8 @@ class LocalExecutor:
         if self._thread is not None:
             self._thread.close()
             self._thread = None
-        if self._runner is not None:
-            self._runner.close()
+        if self._worker is not None:
+            self._worker.close()
         if self._opened is not None and self._opened.parallel.comm is not None:
             self._opened.parallel.comm.close()
         self._runner = self._model = self._opened = None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pegboard.api.executor import ExecutorContext, MemoryProfile, Pending
+from pegboard.api.executor_sleep import SleepPart
 from pegboard.api.kv import KVCacheConfig, KVSlot
 from pegboard.api.step import LateInputs, StepPlan, StepResult
 from pegboard.api.transfer import ConnectorLink
@@ -85,6 +86,18 @@ class RanksExecutor:
     def connect(self) -> ConnectorLink:
         """Refused, as `EngineConfig` does."""
         raise UnsupportedError("KV connectors do not serve several ranks")
+
+    def sleep_problem(self) -> str | None:
+        """That of any rank."""
+        found: list[str | None] = self._ready().ask("sleep_problem")
+        return next((problem for problem in found if problem is not None), None)
+
+    def sleep(self, level: int) -> None:
+        self._ready().ask("sleep", level)
+
+    def wake(self, part: SleepPart) -> None:
+        """A rank that cannot wake up ends all of them."""
+        self._ready().ask("wake", part)
 
     def facts(self) -> dict[str, Any]:
         """Those of rank 0, and the ids of the ranks' processes."""

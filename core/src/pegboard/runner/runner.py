@@ -77,10 +77,6 @@ class ModelRunner:
             self._recordings = None  # what the host does around a layer cannot be recorded
         self._attention = tuple(attrs.evolve(group, kernel=kernel) for group, kernel in pairs)
 
-    def close(self) -> None:
-        """Let go of the KV connector."""
-        self._worker.close()
-
     @torch.inference_mode()
     def record(self) -> None:
         """Record the decode steps, where device, kernels and model can be recorded."""

@@ -7,14 +7,14 @@ A worker half that breaks down is logged, and what it was to load has failed; th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
 from pegboard.api.attention import AttentionInputs, AttentionKernel, AttentionLayer, AttentionStep
 from pegboard.api.connector import FailedBlock, Load, TransferReport, WorkerHalf
-from pegboard.api.kv import KVLayout, KVSpec, KVTensors
+from pegboard.api.kv import KVCacheConfig, KVLayout, KVSpec, KVTensors
 from pegboard.api.step import StepPlan
 from pegboard.logging import get_logger
 
@@ -50,6 +50,7 @@ class Worker(NoWorker):
         self._half = half
         self._name = name
         self._layers = frozenset(layers)
+        self._attached = True
         self._active = False
         """Inside a step that concerns it."""
         self._broken = False
@@ -105,8 +106,19 @@ class Worker(NoWorker):
         if self._active and key in self._layers:
             self._call("save_layer", lambda: self._half.save_layer(key))
 
+    def attach(self, kv: Sequence[KVTensors], cache: KVCacheConfig, device: torch.device) -> None:
+        """New storage in place of that which `detach` was called for. Raises what the half does."""
+        self._half.attach(kv, cache, device)
+        self._attached = True
+
+    def detach(self) -> None:
+        """The storage goes away."""
+        if self._attached:
+            self._call("detach", self._half.detach)
+        self._attached = False
+
     def close(self) -> None:
-        self._call("detach", self._half.detach)
+        self.detach()
         self._call("close", self._half.close)
 
     def _drop(self, load_id: int) -> bool:

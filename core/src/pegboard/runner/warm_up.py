@@ -8,12 +8,18 @@ known, several after others.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import attrs
+import torch
 
+from pegboard.nn import Attention
 from pegboard.runner.slots import Limits
 
-__all__ = ["DummyRows", "warm_up_rows"]
+if TYPE_CHECKING:
+    from pegboard.runner.setup import OpenedDevice
+
+__all__ = ["DummyRows", "warm_up_kernels", "warm_up_rows"]
 
 PAST = 16
 """Tokens known before, in rows that have any."""
@@ -39,6 +45,21 @@ def warm_up_rows(limits: Limits, every_size: bool) -> Iterator[DummyRows]:
             yield from _mixed(size, limits)
             if size <= LARGEST_ODD:
                 yield from _mixed(size - 1, limits)
+
+
+@torch.inference_mode()
+def warm_up_kernels(opened: OpenedDevice, model: torch.nn.Module) -> None:
+    """What attention kernels build at first use, once for each sort of layer of their group."""
+    known = {key: group.index for group in opened.groups for key in group.slots}
+    done = set()
+    for module in model.modules():
+        if isinstance(module, Attention) and module.slot_key in known:
+            number, layer = known[module.slot_key], module.layer
+            sort = (number, layer.heads, layer.kv_heads, layer.head_size, layer.soft_cap)
+            if sort not in done:
+                done.add(sort)
+                for kernel in opened.attention[number].warming:
+                    kernel.warm_up(layer)
 
 
 def _sizes(most: int) -> Iterator[int]:

@@ -180,6 +180,7 @@ class ScriptedWorker(WorkerHalf):
         self._clocked: list[_Clocked] = []
 
     def attach(self, kv: Sequence[KVTensors], cache: KVCacheConfig, device: torch.device) -> Any:
+        self._slots.clear()
         for tensors in kv:
             self._slots.setdefault(tensors.group, []).append(tensors)
         return {"slots": len(kv)}

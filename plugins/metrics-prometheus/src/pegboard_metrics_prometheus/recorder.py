@@ -21,7 +21,14 @@ from prometheus_client.registry import Collector
 
 from pegboard.api.scheduler import CacheStats, SchedulerStats
 from pegboard.api.stat_logger_front import FrontContext, RequestAdded, RequestFacts, TokenBatch
-from pegboard_metrics_prometheus.catalogue import COUNTERS, GAUGES, HISTOGRAMS, Kind, bounds_of
+from pegboard_metrics_prometheus.catalogue import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    SLEEP_STATES,
+    Kind,
+    bounds_of,
+)
 from pegboard_metrics_prometheus.settings import Settings
 from pegboard_metrics_prometheus.tallies import Tally
 
@@ -117,6 +124,8 @@ class PrometheusRecorder(Collector):
             self._values["vllm:num_requests_waiting", None] = stats.waiting
             self._values["vllm:num_requests_waiting_by_reason", "capacity"] = stats.waiting
             self._values["vllm:kv_cache_usage_perc", None] = usage
+            for level, state in enumerate(SLEEP_STATES):
+                self._values["vllm:engine_sleep_state", state] = float(level == stats.sleep_level)
             self._values["vllm:num_preemptions", None] = stats.preemptions
             new = stats.cache.since(self._cache)
             self._cache = stats.cache

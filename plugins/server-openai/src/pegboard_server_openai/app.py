@@ -31,6 +31,9 @@ from pegboard_server_openai.streams import note_trace
 
 __all__ = ["AppOptions", "build_app", "collect_routes", "make_routes"]
 
+Known = frozenset[tuple[str, str]]
+"""Methods and paths of all routes."""
+
 _LOG = logging.getLogger("pegboard.plugin.server-openai")
 
 
@@ -47,10 +50,11 @@ def build_app(engine: Engine, options: AppOptions) -> Any:
     routes = collect_routes(
         engine.board, state, [getattr(route, "path", "") for route in app.routes]
     )
-    app.add_exception_handler(HTTPException, _error_handler(routes))
+    known = frozenset((method, route.path) for route in routes for method in _methods(route))
+    app.add_exception_handler(HTTPException, _error_handler(known))
     engine.uses("endpoint", engine.board.registry("endpoint").names())
     for route in sorted(routes, key=_generality):
-        _add(app, route)
+        _add(app, route, known)
     app.openapi = _described(app, routes)  # type: ignore[method-assign]
     public = {
         (method, path)
@@ -139,13 +143,13 @@ def _methods(route: Route) -> tuple[str, ...]:
     return ("GET", "HEAD") if route.method == "GET" else (route.method,)
 
 
-def _add(app: FastAPI, route: Route) -> None:
+def _add(app: FastAPI, route: Route, known: Known) -> None:
     extra: dict[str, Any] = {}
     if route.body is not None:
         schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
         content = {"application/json": {"schema": schema}}
         extra["requestBody"] = {"required": True, "content": content}
-    endpoint = _endpoint(route.handler)
+    endpoint = _endpoint(route.handler, known)
     for method in _methods(route):
         app.add_api_route(
             route.path,
@@ -159,11 +163,15 @@ def _add(app: FastAPI, route: Route) -> None:
         )
 
 
-def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """The handler as FastAPI wants it, which looks at annotations; a plain one on a thread."""
+def _endpoint(handler: Handler, known: Known) -> Callable[[Request], Awaitable[Response]]:
+    """The handler as FastAPI wants it, which looks at annotations; a plain one on a thread. Where
+    the rest of a path that it takes is empty, a route without it is meant, if there is one."""
     is_async = _is_async(handler)
 
     async def endpoint(request: Request) -> Response:
+        led = _led(request, known) if "" in request.path_params.values() else None
+        if led is not None:
+            return led
         note_trace(request.headers)
         try:
             answer = handler(request) if is_async else await run_in_threadpool(handler, request)
@@ -189,21 +197,25 @@ def _described(app: FastAPI, routes: Iterable[Route]) -> Callable[[], dict[str, 
     return openapi
 
 
-def _error_handler(routes: Iterable[Route]) -> Any:
+def _error_handler(known: Known) -> Any:
     """What answers where no route does: a path that ends in one slash too many is led to the
     route that is meant, others are errors."""
-    known = {(method, route.path) for route in routes for method in _methods(route)}
 
     async def handle(request: Request, error: Exception) -> Response:
-        path, slash, rest = get_route_path(request.scope).rpartition("/")
-        if slash and not rest and (request.method, path) in known:
-            # Relative, since a proxy may have taken a prefix away.
-            query = request.url.query
-            place = f"../{path.rpartition('/')[2]}" + (f"?{query}" if query else "")
-            return Response(status_code=307, headers={"location": place})
-        return _http_error(error)
+        return _led(request, known) or _http_error(error)
 
     return handle
+
+
+def _led(request: Request, known: Known) -> Response | None:
+    """Leads a path that ends in one slash too many to the route that is meant, if there is one."""
+    path, slash, rest = get_route_path(request.scope).rpartition("/")
+    if not slash or rest or (request.method, path) not in known:
+        return None
+    # Relative, since a proxy may have taken a prefix away.
+    query = request.url.query
+    place = f"../{path.rpartition('/')[2]}" + (f"?{query}" if query else "")
+    return Response(status_code=307, headers={"location": place})
 
 
 def _http_error(error: Exception) -> Response:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pegboard.api.endpoint import EndpointContext, Handler, Route
-from pegboard.errors import UnsupportedError
+from pegboard.api.endpoint import EndpointContext, Route
+from pegboard.errors import ResourceError, UnsupportedError
 from pegboard_server_openai.faults import HttpError, json_response
 from pegboard_server_openai.reading import read_body
 from pegboard_server_openai.state import ServerState
 
 __all__ = ["AbortRequest", "routes"]
-
-_ASLEEP = "the executor cannot give its memory back and take it again"
 
 
 class AbortRequest(msgspec.Struct):
@@ -32,13 +31,6 @@ def routes(ctx: EndpointContext) -> Iterable[Route]:
     if not state.options.dev:
         return ()
     own = _Dev(state)
-    missing = [
-        Route("POST", path, _absent(what), f"Answered 501: {what}")
-        for path, what in (
-            ("/sleep", _ASLEEP),
-            ("/wake_up", _ASLEEP),
-        )
-    ]
     return (
         Route("POST", "/abort_requests", own.abort, "End requests", body=AbortRequest),
         Route("POST", "/pause", own.pause, "Hold back new requests (?mode=wait or abort)"),
@@ -46,16 +38,10 @@ def routes(ctx: EndpointContext) -> Iterable[Route]:
         Route("POST", "/start_profile", own.start_profile, "Record what the engine's process does"),
         Route("POST", "/stop_profile", own.stop_profile, "Write down what was recorded"),
         Route("GET", "/is_paused", own.paused, "Whether new requests are held back"),
-        Route("GET", "/is_sleeping", own.sleeping, "False: the engine cannot sleep"),
-        *missing,
+        Route("POST", "/sleep", own.sleep, "Give memory back (?level=1 or 2, ?mode=abort or wait)"),
+        Route("POST", "/wake_up", own.wake_up, "End it (?tags=weights and kv_cache; none: both)"),
+        Route("GET", "/is_sleeping", own.sleeping, "Whether weights or cache sleep"),
     )
-
-
-def _absent(what: str) -> Handler:
-    async def answer(_: Request) -> Response:
-        raise HttpError(501, f"this is not supported: {what}", code="not_supported")
-
-    return answer
 
 
 class _Dev:
@@ -98,14 +84,36 @@ class _Dev:
         return json_response({"is_paused": self._state.engine.is_paused})
 
     async def start_profile(self, _: Request) -> Response:
-        try:
+        with _supported():
             await self._state.engine.start_profile()
-        except UnsupportedError as error:
-            raise HttpError(501, str(error), code="not_supported") from error
         return json_response({"is_profiling": True})
 
     async def stop_profile(self, _: Request) -> Response:
         return json_response({"profile": await self._state.engine.stop_profile()})
 
+    async def sleep(self, request: Request) -> Response:
+        given = request.query_params
+        level = given.get("level", "1")
+        with _supported():
+            number = int(level) if level in ("1", "2") else level
+            await self._state.engine.sleep(number, given.get("mode", "abort"))
+        return await self.sleeping(request)
+
+    async def wake_up(self, request: Request) -> Response:
+        with _supported():
+            await self._state.engine.wake_up(request.query_params.getlist("tags") or None)
+        return await self.sleeping(request)
+
     async def sleeping(self, _: Request) -> Response:
-        return json_response({"is_sleeping": False})
+        return json_response({"is_sleeping": await self._state.engine.is_sleeping()})
+
+
+@contextmanager
+def _supported() -> Iterator[None]:
+    """What this engine cannot do is answered 501, what it cannot do now 503."""
+    try:
+        yield
+    except UnsupportedError as error:
+        raise HttpError(501, str(error), code="not_supported") from error
+    except ResourceError as error:
+        raise HttpError(503, str(error), code="no_memory") from error

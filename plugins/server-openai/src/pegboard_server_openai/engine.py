@@ -115,6 +115,18 @@ class Engine(Protocol):
 
     async def reset_prefix_cache(self) -> bool: ...
 
+    async def sleep(self, level: Any, mode: str) -> None:
+        """Give memory back. Raises `UnsupportedError` where it cannot be, `RequestError` for other
+        levels than 1 and 2 and other modes than ``"abort"`` and ``"wait"``."""
+        ...
+
+    async def wake_up(self, tags: Sequence[str] | None) -> None:
+        """Take it again. Raises `RequestError` for other tags than ``"weights"`` and
+        ``"kv_cache"``."""
+        ...
+
+    async def is_sleeping(self) -> bool: ...
+
     async def start_profile(self) -> None:
         """Raises `UnsupportedError` where none can be recorded, `RequestError` if one is."""
         ...

@@ -12,6 +12,7 @@ IDLE = {
     "enable-prompt-tokens-details": "cached tokens are always told",
     "enable-request-id-headers": "X-Request-Id is always answered",
     "enable-tokenizer-info-endpoint": "/tokenizer_info is always there",
+    "enable-sleep-mode": "/sleep and /wake_up are there with --dev",
     "no-trust-remote-code": "code of checkpoints is never run",
 }
 """Switches that are taken, since what they ask for is so anyway."""
@@ -77,7 +78,6 @@ REFUSED = {
     "enable-log-requests": "nothing of requests is logged",
     "enable-lora": _LORA,
     "enable-prompt-embeds": "prompts are texts or token ids",
-    "enable-sleep-mode": "the executor cannot give its memory back and take it again",
     "enable-ssl-refresh": "a new certificate needs a restart",
     "eplb-config": _EXPERTS,
     "exclude-tools-when-tool-choice-none": _TOOLS,
