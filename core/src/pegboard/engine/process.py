@@ -132,7 +132,8 @@ class _Line:
         self._poller.register(tie.lifeline, zmq.POLLIN)
 
     def send(self, message: msgspec.Struct, *, lenient: bool = False) -> None:
-        self._outbox.send(pack(message, lenient=lenient), copy=False)
+        # Copied, which takes microseconds: else pyzmq keeps a thread and a context for large ones.
+        self._outbox.send(pack(message, lenient=lenient))
 
     def wait(self) -> None:
         """Until there is a message or the parent is gone."""

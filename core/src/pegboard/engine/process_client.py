@@ -168,7 +168,7 @@ class ProcessClient:
             if self._dead is not None:
                 raise EngineDeadError(str(self._dead))
             try:
-                self._out.send(body, zmq.NOBLOCK, copy=False)
+                self._out.send(body, zmq.NOBLOCK)
             except zmq.Again:  # there is nobody to read it
                 raise EngineDeadError("the engine's process is gone") from None
 
