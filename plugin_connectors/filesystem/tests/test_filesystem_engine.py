@@ -255,6 +255,7 @@ def test_writes_that_the_system_refuses_leave_no_half_block(tmp_path: Path) -> N
 def test_the_budget_holds_in_every_moment_and_after_restarts(
     make: Make, tmp_path: Path, eviction: str
 ) -> None:
+    evictions = 0
     for turn in range(5):
         budget = FILE * (15 if turn < 3 else 6)
         engine = make(max_bytes=budget, eviction=eviction, threads=2)
@@ -271,7 +272,8 @@ def test_the_budget_holds_in_every_moment_and_after_restarts(
         check_answers(engine, wanted)
         engine.close()
         assert 0 < held_bytes(tmp_path) <= budget
-        assert figures(engine)["evictions"] > 0
+        evictions += figures(engine)["evictions"]
+    assert evictions > 0  # in some turn: what the threads are late with is left out
 
 
 def held_bytes(tmp_path: Path) -> int:
