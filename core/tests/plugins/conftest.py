@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import signal
 import sys
@@ -198,6 +199,7 @@ def process() -> dict[str, Any]:
         "streams": (type(sys.stdout), type(sys.stderr)),
         "hook": sys.excepthook,
         "folder": os.getcwd(),
+        "builtins": {k: v for k, v in vars(builtins).items() if k != "_"},
     }
 
 

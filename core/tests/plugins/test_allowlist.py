@@ -113,6 +113,8 @@ def test_an_entry_without_a_match_is_a_warning_with_the_nearest_name(site: Any) 
     notices = site.load("acme, acmee").notices
     assert len(notices) == 1
     assert "'acmee'" in notices[0] and "did you mean 'acme'?" in notices[0]
+    (notice,) = site.load("ACME").notices
+    assert "'ACME' matches no installed plugin; did you mean 'acme'?" in notice
 
 
 def test_an_entry_without_a_match_is_an_error_in_strict_mode(site: Any) -> None:

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from pegboard.__about__ import __version__
@@ -311,3 +312,30 @@ def test_a_file_that_is_no_lock_is_refused(
         path.write_text(content)
     with pytest.raises(ConfigError, match=said):
         site.load(policy=LoadPolicy(lock=str(path)))
+
+
+@pytest.mark.parametrize("place", ["folder", "file/below.lock", "absent/below.lock"])
+def test_what_cannot_be_written_is_said_and_leaves_nothing_behind(
+    locked: Locked, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match=f"{place}' cannot be written: "):
+        locked.lock.write(str(tmp_path / place))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_lock_that_cannot_take_its_place_leaves_the_old_one(
+    locked: Locked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, before = Path(locked.path), Path(locked.path).read_text()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(ConfigError, match=r"cannot be written: .*No space left"):
+        attrs.evolve(locked.lock, core="another").write(locked.path)
+    assert path.read_text() == before
+    assert [p.name for p in path.parent.glob("plugins.lock*")] == ["plugins.lock"]

@@ -216,6 +216,25 @@ OF_THE_PROCESS = [
         "signal.signal(signal.SIGUSR1, print)\nraise OSError('late')",
         ["OSError: late"],
     ),
+    Case(
+        "built-in function",
+        "import builtins\nbuiltins.bin = builtins.ascii = None\n" + SOUND,
+        ["changes builtins.ascii, builtins.bin, which is undone"],
+    ),
+    Case(
+        "built-in function taken away, then an error",
+        "import builtins\ndel builtins.bin\nbin(1)",
+        ["NameError: name 'bin' is not defined"],
+    ),
+    Case("search path", "sys.path.clear()\n" + SOUND, ["changes what stood in sys.path"]),
+    Case("another search path", "sys.path = ['/']\n" + SOUND, ["changes what stood in sys.path"]),
+    Case(
+        "order of the search path",
+        "sys.path.reverse()\n" + SOUND,
+        ["changes what stood in sys.path"],
+    ),
+    Case("working folder", "os.chdir('/')\n" + SOUND, ["changes the working folder (now /)"]),
+    Case("working folder, then an error", "os.chdir('/')\nraise OSError", ["OSError"]),
     Case("warnings as errors", "warnings.simplefilter('error')\n" + SOUND, ["filters of warnings"]),
     Case(
         "environment, then an error",

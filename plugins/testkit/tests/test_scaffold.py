@@ -112,6 +112,13 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("place", ["file/new", "n" * 300])
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written: "):
+        write_plugin("logits", "pace", tmp_path / place)
+
+
 @pytest.mark.accept
 def test_a_wheel_of_a_logits_processor_serves_the_command_line(tmp_path: Path) -> None:
     """Installed, it is used; taken away, its argument is refused."""

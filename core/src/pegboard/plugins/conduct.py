@@ -18,11 +18,14 @@ from typing import Any
 
 from pegboard.errors import DuplicateError, PluginError
 from pegboard.plugins.guards import (
+    Builtins,
     DefaultDtype,
     Environment,
+    Folder,
     Guard,
     Handlers,
     Modules,
+    SearchPath,
     Threads,
     Warnings,
 )
@@ -102,7 +105,15 @@ class Conduct:
             self._noted = True
         torch_was_here = "torch" in sys.modules
         environment, threads = Environment(), Threads()
-        guards = (DefaultDtype(), Modules(), Handlers(), Warnings())
+        guards: tuple[Guard, ...] = (
+            Builtins(),  # the first to be put back: all else is built on them
+            SearchPath(),
+            Folder(),
+            DefaultDtype(),
+            Modules(),
+            Handlers(),
+            Warnings(),
+        )
         start = time.perf_counter()
         try:
             with self._watch, contextlib.redirect_stdout(printed):

@@ -6,13 +6,25 @@ it back.
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-__all__ = ["DefaultDtype", "Environment", "Guard", "Handlers", "Modules", "Threads", "Warnings"]
+__all__ = [
+    "Builtins",
+    "DefaultDtype",
+    "Environment",
+    "Folder",
+    "Guard",
+    "Handlers",
+    "Modules",
+    "SearchPath",
+    "Threads",
+    "Warnings",
+]
 
 _USUAL_DTYPE = "float32"
 """Of torch, as long as nobody changes it."""
@@ -140,6 +152,71 @@ class Warnings:
         import warnings
 
         return any(f[0] == "error" and f not in self._before for f in warnings.filters)
+
+
+class Builtins:
+    """Built-in functions and classes: each stays what it is. More may come."""
+
+    def __init__(self) -> None:
+        self._before = dict(vars(builtins))
+
+    def changes(self) -> Iterator[str]:
+        return (f"builtins.{name}" for name in self._replaced())
+
+    def undo(self) -> None:
+        for name in self._replaced():
+            setattr(builtins, name, self._before[name])
+
+    def _replaced(self) -> list[str]:
+        now = vars(builtins)
+        # `_` is where an interactive interpreter keeps its last answer.
+        return [n for n, old in self._before.items() if now.get(n, self) is not old and n != "_"]
+
+
+class SearchPath:
+    """Where modules are looked for: what was there stays, in its order. More may come."""
+
+    def __init__(self) -> None:
+        self._list = sys.path
+        self._before = list(sys.path)
+
+    def changes(self) -> Iterator[str]:
+        if self._lost():
+            yield "what stood in sys.path"
+
+    def undo(self) -> None:
+        if self._lost():
+            self._list[:] = self._before
+            sys.path = self._list
+
+    def _lost(self) -> bool:
+        if sys.path == self._before:  # the quick look first
+            return False
+        left = iter(sys.path)
+        return not all(entry in left for entry in self._before)
+
+
+class Folder:
+    """The working folder, from which paths are meant that a user gave."""
+
+    def __init__(self) -> None:
+        self._before = _working_folder()
+
+    def changes(self) -> Iterator[str]:
+        if _working_folder() != self._before:
+            yield f"the working folder (now {_working_folder()})"
+
+    def undo(self) -> None:
+        if self._before is not None and _working_folder() != self._before:
+            os.chdir(self._before)
+
+
+def _working_folder() -> str | None:
+    """None where it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
 
 
 class Environment:

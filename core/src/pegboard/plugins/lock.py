@@ -8,6 +8,7 @@ plugin depends on is not part of it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import defaultdict
@@ -70,12 +71,16 @@ class Lock:
             "plugins": [plugin._asdict() for plugin in self.plugins],
             "files": {name: dict(hashes) for name, hashes in self.files.items()},
         }
+        if os.path.isdir(path):
+            raise ConfigError(f"plugin lock {path!r} cannot be written: it is a folder, not a file")
         draft = f"{path}.{os.getpid()}"
         try:
             with open(draft, "w", encoding="utf-8") as file:
                 file.write(json.dumps(content, indent=1) + "\n")
             os.replace(draft, path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
             raise ConfigError(f"plugin lock {path!r} cannot be written: {error}") from error
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 import sys
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from string import Template
@@ -82,22 +83,31 @@ def new(
 def write_plugin(surface: str, name: str, folder: Path | None = None) -> Path:
     """Write the files of a plugin; returns their folder, by default named like the distribution.
 
-    Raises `ConfigError` for an unknown surface, a name that is none, or a folder that is in use.
+    Raises `ConfigError` for an unknown surface, a name that is none, or a folder that is in use or
+    cannot be written.
     """
     if surface not in SURFACES:
         raise ConfigError(f"SURFACE={surface!r} is not allowed: one of {', '.join(SURFACES)}")
     names = _names(surface, name)
     folder = Path(names["distribution"]) if folder is None else folder
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--into {folder} is not allowed: it exists and is no empty folder")
-    for source in _templates(surface):
-        _, _, place = source.relative_to(TEMPLATES).as_posix().partition("/")
-        place = place.replace("MODULE", names["module"]).replace("NAME", names["key"])
-        target = folder / place.removesuffix(".tmpl")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        text = Template(source.read_text(encoding="utf-8")).substitute(names)
-        target.write_text(text, encoding="utf-8")
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"--into {folder} is not allowed: it exists and is no empty folder")
+        for source in _templates(surface):
+            _write(source, folder, names)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error}") from error
     return folder
+
+
+def _write(source: Path, folder: Path, names: Mapping[str, str]) -> None:
+    """One file, from its template."""
+    _, _, place = source.relative_to(TEMPLATES).as_posix().partition("/")
+    place = place.replace("MODULE", names["module"]).replace("NAME", names["key"])
+    target = folder / place.removesuffix(".tmpl")
+    text = Template(source.read_text(encoding="utf-8")).substitute(names)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
 
 
 def _templates(surface: str) -> list[Path]:
