@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from pegboard.api.kv import KVCacheConfig
 from pegboard.api.scheduler import Scheduler, SchedulerClass
 from pegboard.api.views import EngineRequest
 from pegboard.config.engine import EngineConfig
 from pegboard.engine.build import build_core
-from pegboard.engine.choose_scheduler import make_scheduler
+from pegboard.engine.choose_scheduler import find_scheduler
 from pegboard.engine.core import EngineCore
 from pegboard.errors import ConfigError, DuplicateError, MissingPluginError, PluginError
 from pegboard.plugins import Board, build_board
@@ -107,7 +106,6 @@ def test_a_name_that_is_taken_is_refused() -> None:
     ("named", "said"),
     [
         ("foreign_scheduler:Missing", "no attribute 'Missing'"),
-        ("no_such_module:Thing", "cannot import"),
         ("foreign_scheduler:not valid", "not of the form"),
         ("os:path", "os:path is a module, which makes no scheduler"),
         ("builtins:dict", "builtins:dict made no scheduler: TypeError"),
@@ -119,6 +117,18 @@ def test_a_path_that_leads_to_no_scheduler_is_refused(named: str, said: str) -> 
         core(board(), scheduler_cls=named)
 
 
+@pytest.mark.parametrize("named", ["no-such", "no_such_module:Thing"])
+def test_what_is_not_there_is_refused_before_anything_is_loaded(named: str) -> None:
+    class Loaded(ToyExecutor):
+        def load(self) -> None:
+            raise AssertionError("the model was loaded")
+
+    config = EngineConfig(model="toy", num_gpu_blocks_override=64, scheduler_cls=named)
+    for pegs in (board(), board(VLLM_PLUGINS="")):
+        with pytest.raises(MissingPluginError, match=r"no.such"):
+            build_core(config, Loaded(), 256, pegs)
+
+
 def test_the_allowlist_governs_schedulers_named_by_path() -> None:
     with pytest.raises(ConfigError, match=r"VLLM_PLUGINS='llama' leaves its distribution out"):
         core(board(VLLM_PLUGINS="llama"), scheduler_cls="foreign_scheduler:LongestFirst")
@@ -128,10 +138,10 @@ def test_the_allowlist_governs_schedulers_named_by_path() -> None:
 
 def test_a_scheduler_that_declares_no_transfers_is_refused_with_a_connector() -> None:
     pegs = board(SchedulerClass("longest-first", "foreign_scheduler:LongestFirst"))
-    config = EngineConfig(model="m", scheduler_cls="longest-first")
-    connected: Any = object()
+    transfers = {"kv_connector": "multi", "kv_role": "kv_both"}
+    config = EngineConfig(model="m", scheduler_cls="longest-first", kv_transfer_config=transfers)
     with pytest.raises(ConfigError, match=r"'longest-first' is not allowed together with kv_tr"):
-        make_scheduler(pegs, config, KVCacheConfig((), 1), connected)
+        find_scheduler(pegs, config)
 
 
 def test_the_contract_is_what_the_cores_scheduler_has() -> None:

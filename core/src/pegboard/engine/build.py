@@ -20,7 +20,7 @@ from pegboard.config.logits import make_roster
 from pegboard.config.model import ResolvedModel, resolve_model
 from pegboard.config.plugin_policy import policy_of
 from pegboard.engine.choose_executor import make_executor
-from pegboard.engine.choose_scheduler import make_scheduler
+from pegboard.engine.choose_scheduler import find_scheduler, make_scheduler
 from pegboard.engine.connect import connect
 from pegboard.engine.core import EngineCore
 from pegboard.engine.events import EventSink, open_sink
@@ -177,6 +177,7 @@ def build_core(
     ``config.async_scheduling`` is True and the executor runs one step at a time; the caller closes
     the executor if anything is raised.
     """
+    found = find_scheduler(board, config)  # before anything that takes long
     executor.load()
     groups = form_groups(executor.kv_slots(), config.block_size)
     profile = executor.profile()
@@ -194,8 +195,8 @@ def build_core(
     with ExitStack() as undo:
         if connected is not None:
             undo.callback(connected.close)
-        scheduler, descriptor = make_scheduler(board, decided, cache, connected)
-        depth = _steps_in_flight(config, executor, descriptor)
+        scheduler = make_scheduler(found, board, decided, cache, connected)
+        depth = _steps_in_flight(config, executor, found)
         core = EngineCore(
             scheduler,
             executor,

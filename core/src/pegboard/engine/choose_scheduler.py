@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,11 +11,12 @@ from pegboard.api.descriptor import LazyRef
 from pegboard.api.kv import KVCacheConfig
 from pegboard.api.scheduler import Scheduler, SchedulerClass, SchedulerContext
 from pegboard.config.engine import EngineConfig
-from pegboard.errors import ConfigError, PegboardError, PluginError
+from pegboard.errors import ConfigError, MissingPluginError, PegboardError, PluginError
 from pegboard.plugins import Board
+from pegboard.plugins.modules import find_module
 from pegboard.scheduler.guard import Connected
 
-__all__ = ["OWN_SCHEDULER", "make_scheduler"]
+__all__ = ["OWN_SCHEDULER", "find_scheduler", "make_scheduler"]
 
 OWN_SCHEDULER = "token-budget"
 """Name of the core's own."""
@@ -25,38 +27,51 @@ _OWN = SchedulerClass(
 _METHODS = tuple(name for name in vars(Scheduler) if not name.startswith("_"))
 
 
-def make_scheduler(
-    board: Board | None,
-    config: EngineConfig,
-    cache: KVCacheConfig,
-    connected: Connected | None = None,
-) -> tuple[Scheduler, SchedulerClass]:
-    """Build the scheduler of ``config.scheduler_cls``; without a board there is only the core's.
+def find_scheduler(board: Board | None, config: EngineConfig) -> SchedulerClass:
+    """The descriptor of ``config.scheduler_cls``; without a board there is only the core's. Of one
+    named by module path it is the least that it can be.
 
-    Returns its descriptor too; of one named by module path that is the least it can be.
-    `connected` is the KV connector's scheduler half, if there is one.
-
-    Raises `MissingPluginError` for a name that nobody registered, `ConfigError` for a module path
-    that the allowlist leaves out or a scheduler that cannot serve the connector, `PluginError` for
-    one that cannot be imported or that makes something else than a scheduler.
+    Raises `MissingPluginError` for a name that nobody registered and a module that is not there,
+    `ConfigError` for a module path that the allowlist leaves out or a scheduler that cannot serve a
+    KV connector that is wanted.
     """
     wanted = config.scheduler_cls
-    found = _OWN if wanted is None or board is None else _find(board, wanted)
-    if connected is not None and not found.transfers:
+    found = _OWN if wanted is None or board is None else _named(board, wanted)
+    if config.kv_transfer_config is not None and not found.transfers:
         raise ConfigError(
             f"scheduler_cls={wanted!r} is not allowed together with kv_transfer_config: "
             f"scheduler {found.name} does not declare that it serves a KV connector"
         )
-    make = partial(SchedulerContext, config, cache, connected=connected)
-    return _build(found, board, make), found
+    return found
 
 
-def _find(board: Board, wanted: str) -> SchedulerClass:
+def make_scheduler(
+    found: SchedulerClass,
+    board: Board | None,
+    config: EngineConfig,
+    cache: KVCacheConfig,
+    connected: Connected | None = None,
+) -> Scheduler:
+    """Build the scheduler that `find_scheduler` found. `connected` is the KV connector's scheduler
+    half, if there is one.
+
+    Raises `PluginError` for one that cannot be imported or that makes something else than a
+    scheduler.
+    """
+    return _build(found, board, partial(SchedulerContext, config, cache, connected=connected))
+
+
+def _named(board: Board, wanted: str) -> SchedulerClass:
     if ":" not in wanted:
         found: SchedulerClass = board.require(
             "scheduler", wanted, wanted_by=f"scheduler_cls={wanted!r}"
         )
         return found
+    module = wanted.partition(":")[0]
+    if module not in sys.modules and find_module(module) is None:
+        raise MissingPluginError(
+            f"scheduler_cls={wanted!r}: module {module!r} is not found; install what provides it"
+        )
     if not board.allows_module(wanted):
         raise ConfigError(
             f"scheduler_cls={wanted!r} is not allowed: {board.allowlist.setting} leaves its "
