@@ -34,7 +34,7 @@ from reference_code import (
 )
 from reference_contexts import GUIDE, guide
 from reference_kits import KIT_PAGE, KITS, kit_page
-from reference_text import cell, code, first, listed, paragraphs
+from reference_text import blocks, cell, code, first, listed, paragraphs
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST_PARTY = Path("core/src/pegboard/plugins/first_party.json")
@@ -50,28 +50,28 @@ Generated from the code by [`scripts/reference.py`](../scripts/reference.py); `m
 A plugin imports a name from the module that its section is called after, or from the larger one
 that exports it, as the section says. How the pieces go together stands in
 [writing-a-plugin.md](writing-a-plugin.md), what may change and when in
-[compatibility.md](compatibility.md). Tables of the contract files are left out here. A default of
-`…` is made for each instance.
+[compatibility.md](compatibility.md). A default of `…` is made for each instance.
 """
 
 
-def fields(node: ast.ClassDef) -> Iterator[str]:
-    """Rows of the table of fields."""
-    for index, entry in enumerate(node.body):
-        if not isinstance(entry, ast.AnnAssign) or ast.unparse(entry.target).startswith("_"):
-            continue
-        cells = (
-            code(ast.unparse(entry.target)),
-            code(ast.unparse(entry.annotation)),
-            code(default_of(entry.value)),
-            doc_after(node.body, index),
-        )
-        yield f"| {' | '.join(map(cell, cells))} |"
+def fields(parts: list[ast.ClassDef]) -> Iterator[str]:
+    """Rows of the table of fields: of each the last default, and what was last said of it."""
+    found: dict[str, tuple[str, str, str]] = {}
+    for node in parts:
+        for index, entry in enumerate(node.body):
+            if not isinstance(entry, ast.AnnAssign) or ast.unparse(entry.target).startswith("_"):
+                continue
+            name = ast.unparse(entry.target)
+            meaning = doc_after(node.body, index) or found.get(name, ("", "", ""))[2]
+            found[name] = (ast.unparse(entry.annotation), default_of(entry.value), meaning)
+    for name, (kind, usual, meaning) in found.items():
+        yield f"| {' | '.join(map(cell, (code(name), code(kind), code(usual), meaning)))} |"
 
 
-def methods(node: ast.ClassDef) -> Iterator[str]:
-    """A list entry for each public method and property, with its docstring."""
-    for entry in node.body:
+def methods(parts: list[ast.ClassDef]) -> Iterator[str]:
+    """A list entry for each public method and property: the last form, and what was last said."""
+    found: dict[str, tuple[str, str]] = {}
+    for entry in (entry for node in parts for entry in node.body):
         if not isinstance(entry, ast.FunctionDef) or entry.name.startswith("_"):
             continue
         marks = [ast.unparse(mark) for mark in entry.decorator_list]
@@ -80,7 +80,9 @@ def methods(node: ast.ClassDef) -> Iterator[str]:
             result = "" if entry.returns is None else f": {ast.unparse(entry.returns)}"
             shown = f"{entry.name}{result}"
         text = " ".join(paragraphs(ast.get_docstring(entry)))
-        if text or entry.name != "claims":
+        found[entry.name] = (shown, text or found.get(entry.name, ("", ""))[1])
+    for name, (shown, text) in found.items():
+        if text or name != "claims":
             yield listed(shown, text)
 
 
@@ -88,11 +90,11 @@ def class_section(node: ast.ClassDef, contract: Contract) -> Iterator[str]:
     """A class: what it is, its fields, its methods."""
     parts = bases(node, contract)
     yield f"#### `{node.name}`"
-    yield "\n\n".join(paragraphs(ast.get_docstring(node)))
-    rows = [row for part in parts for row in fields(part)]
+    yield "\n\n".join(blocks(ast.get_docstring(node), "text"))
+    rows = list(fields(parts))
     if rows:
         yield "\n".join(("| field | type | default | meaning |", "|---|---|---|---|", *rows))
-    calls = [entry for part in parts for entry in methods(part)]
+    calls = list(methods(parts))
     if calls:
         yield "\n".join(calls)
 
@@ -121,11 +123,10 @@ def module_section(contract: Contract, found: dict[str, Contract]) -> Iterator[s
     if not own and not others:
         return
     yield f"### `pegboard.api.{contract.name}`"
-    text = paragraphs(ast.get_docstring(contract.tree))
-    called = [part for part in text[1:] if part.startswith("Called by")]
+    text = blocks(ast.get_docstring(contract.tree), "text")
     file = f"File: [`api/{contract.name}.py`](../{API}/{contract.name}.py)."
     by = " and ".join(f"`pegboard.api.{name}`" for name in exporters(contract, found))
-    yield "\n\n".join((*text[:1], *called, f"{file} Exported by {by}." if by else file))
+    yield "\n\n".join((*text, f"{file} Exported by {by}." if by else file))
     if others:
         yield "\n".join(others)
     for node in own:

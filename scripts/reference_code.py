@@ -108,9 +108,12 @@ def bases(node: ast.ClassDef, contract: Contract) -> list[ast.ClassDef]:
 def signature(node: ast.FunctionDef, method: bool) -> str:
     """As one calls it: without `self`."""
     arguments = ast.unparse(node.args)
+    returned = "" if node.returns is None else ast.unparse(node.returns)
     if method:
-        arguments = re.sub(r"^(self|cls)(, )?(/, )?", "", arguments)
-    result = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+        own = re.match(r"(?:self|cls)(?:: (\w+))?(, )?(/, )?", arguments)
+        arguments = arguments[own.end() :] if own else arguments
+        returned = "Self" if own and own[1] and returned == own[1] else returned
+    result = f" -> {returned}" if returned else ""
     return f"{node.name}({arguments}){result}"
 
 

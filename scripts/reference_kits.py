@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 from reference_code import Contract, default_of, doc_after, signature
-from reference_text import cell, code, listed, paragraphs
+from reference_text import blocks, cell, code, listed, paragraphs
 
 __all__ = ["KITS", "KIT_PAGE", "kit_page"]
 
@@ -51,7 +50,7 @@ def section(
     parents = [ast.unparse(base) for base in node.bases]
     more = "".join(f" All of [`{n}`](#{n.lower()}) belongs to it." for n in parents if is_kit(n))
     yield f"`from pegboard_testkit.{module.name} import {node.name}`.{more}"
-    yield from blocks(ast.get_docstring(module.tree) or "")
+    yield from blocks(ast.get_docstring(module.tree) or "", "python")
     parts = list(lineage(node, classes))
     rows = [row for part in parts for row in attributes(part)]
     if rows:
@@ -72,16 +71,6 @@ def lineage(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[as
     for base in map(ast.unparse, node.bases):
         if base in classes and not is_kit(base):
             yield from lineage(classes[base], classes)
-
-
-def blocks(docstring: str) -> Iterator[str]:
-    """A module's docstring: paragraphs, and the code below a line that ends with two colons."""
-    for piece in re.split(r"(?m)((?:^(?:    .*)?\n)+)(?=^\S|\Z)", docstring + "\n"):
-        if piece.startswith(("\n    ", "    ")):
-            yield f"```python\n{textwrap.dedent(piece).strip()}\n```"
-        else:
-            for paragraph in paragraphs(piece):
-                yield re.sub("::$", ":", paragraph)
 
 
 def attributes(node: ast.ClassDef) -> Iterator[str]:

@@ -61,6 +61,19 @@ def test_the_pages_are_what_the_script_makes_of_the_code(
         assert (repo_root / place).read_text() == text, f"{place}: out of date, run `make sync`"
 
 
+def test_what_a_class_takes_over_and_changes_stands_there_once(text: str) -> None:
+    window = section(text, "#### `SlidingWindowSpec`")
+    [grows] = re.findall(r"^\| `grows` .*$", window, re.MULTILINE)
+    assert "| `False` | Blocks held grow" in grows
+    assert "* `with_dtype(dtype: str) -> Self`: The specification" in window
+
+
+def test_what_a_contract_file_says_at_its_head_is_there_whole(text: str) -> None:
+    connector = section(text, "### `pegboard.api.connector`")
+    assert "\n```text\nengine process " in connector and "\n**Failed loads.** The worker" in connector
+    assert "\n```text\n=====" in section(text, "### `pegboard.api.attention`")
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "shown"),
     [
