@@ -70,7 +70,9 @@ def test_what_a_class_takes_over_and_changes_stands_there_once(text: str) -> Non
 
 def test_what_a_contract_file_says_at_its_head_is_there_whole(text: str) -> None:
     connector = section(text, "### `pegboard.api.connector`")
-    assert "\n```text\nengine process " in connector and "\n**Failed loads.** The worker" in connector
+    assert (
+        "\n```text\nengine process " in connector and "\n**Failed loads.** The worker" in connector
+    )
     assert "\n```text\n=====" in section(text, "### `pegboard.api.attention`")
 
 
