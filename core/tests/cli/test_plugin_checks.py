@@ -71,6 +71,10 @@ def test_every_difference_is_a_line_and_the_exit_code_is_1(
     assert "zz-greeter 1.0: file zz_greeter.py was changed" in lines
     assert "zz-greeter 1.0: file zz_greeter.so was added" in lines
     assert lines[-1] == "my.lock: 3 differences"
+    assert run(["plugins", "verify", "my.lock", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["file"], told["as_locked"], told["hint"]) == ("my.lock", False, None)
+    assert told["differences"] == lines[:-1]
 
 
 def test_verify_tells_what_the_allowlist_has_to_do_with_it(
@@ -85,10 +89,15 @@ def test_verify_tells_what_the_allowlist_has_to_do_with_it(
     assert run(["plugins", "verify"]) == 1
     said = capsys.readouterr().out
     assert "1 difference" in said and "VLLM_PLUGINS=zz-greeter;" in said
+    assert run(["plugins", "verify", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["hint"] == said.splitlines()[-1]
     monkeypatch.setenv("VLLM_PLUGINS", "")
     assert run(["plugins", "verify"]) == 0
     said = capsys.readouterr().out.splitlines()[-1]
     assert said == "Locked and not to load, for VLLM_PLUGINS='': zz-greeter"
+    assert run(["plugins", "verify", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["as_locked"] and told["locked_and_blocked"] == ["zz-greeter"]
 
 
 def test_a_lock_that_is_not_there_or_cannot_be_written_is_bad_input(

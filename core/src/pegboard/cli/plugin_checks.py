@@ -36,18 +36,34 @@ def verify(options: argparse.Namespace, policy: LoadPolicy) -> int:
     wanted = Lock.read(path)
     admission = admit(os.environ, policy)
     found = list(differences(wanted, admission.admitted))
-    if not found:
+    blocked = [candidate.id for candidate in left_out(wanted, admission)]
+    hint = allowlist_hint(wanted, found, admission) if found else None
+    if options.json:
+        print(_as_json(path, found, blocked, hint))
+    elif found:
+        print("\n".join(found))
+        print(f"{path}: {_number(len(found), 'difference')}")
+        if hint:
+            print(hint)
+    else:
         print(f"{path}: {_counts(wanted)} as locked")
-        blocked = ", ".join(candidate.id for candidate in left_out(wanted, admission))
         if blocked:
-            print(f"Locked and not to load, for {admission.allowlist.setting}: {blocked}")
-        return 0
-    print("\n".join(found))
-    print(f"{path}: {_number(len(found), 'difference')}")
-    hint = allowlist_hint(wanted, found, admission)
-    if hint:
-        print(hint)
-    return 1
+            names = ", ".join(blocked)
+            print(f"Locked and not to load, for {admission.allowlist.setting}: {names}")
+    return 1 if found else 0
+
+
+def _as_json(path: str, found: list[str], blocked: list[str], hint: str | None) -> str:
+    import json
+
+    content = {
+        "file": path,
+        "as_locked": not found,
+        "differences": found,
+        "locked_and_blocked": blocked,
+        "hint": hint or None,
+    }
+    return json.dumps(content, indent=2)
 
 
 def doctor(options: argparse.Namespace, policy: LoadPolicy) -> int:

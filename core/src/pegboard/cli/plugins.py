@@ -100,7 +100,9 @@ def _verify(words: Sequence[str]) -> int:
     from pegboard.cli import plugin_checks
 
     about = "Compare the installed plugins with a lock; exits with 1 if they differ."
-    return _parsed(_with_file(_parser("verify", about)), words, plugin_checks.verify)
+    parser = _with_file(_parser("verify", about))
+    _add_json(parser)
+    return _parsed(parser, words, plugin_checks.verify)
 
 
 def _with_file(parser: Parser) -> Parser:
