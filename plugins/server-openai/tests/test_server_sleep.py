@@ -53,11 +53,8 @@ def test_other_levels_and_tags_are_refused(server: Any, path: str, field: str) -
 
 
 @pytest.mark.accept
-def test_requests_wait_until_it_is_awake(
-    start: Callable[..., Any], server: Any, request: pytest.FixtureRequest
-) -> None:
-    if request.node.callspec.params["start"] == "thread":
-        pytest.skip("nothing is held back there")
+@pytest.mark.parametrize("start", ["process"], indirect=True)  # else nothing is held back
+def test_requests_wait_until_it_is_awake(start: Callable[..., Any], server: Any) -> None:
     before = text(server)
     assert server.http.post("/sleep?mode=keep").json()["error"]["param"] == "mode"
     server.http.post("/sleep")
