@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pegboard.api.step import NewRow
-from pegboard.engine import interrupts
+from pegboard.handlers import handle, handler_of
 from pegboard.testing.scripted_masks import ScriptedMasks, by_the_third
 from pegboard.testing.toy import toy_generate
 from pegboard.testing.toy_core import CoreRun, toy_core
@@ -97,5 +97,5 @@ def test_a_fault_of_the_executor_is_raised_and_the_engine_can_be_closed(
 
 
 def test_looking_at_handlers_makes_no_enumerations() -> None:
-    assert isinstance(interrupts._handler_of, BuiltinFunctionType)
-    assert isinstance(interrupts._handle, BuiltinFunctionType)
+    assert isinstance(handler_of, BuiltinFunctionType)
+    assert isinstance(handle, BuiltinFunctionType)

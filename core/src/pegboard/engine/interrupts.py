@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+from pegboard.handlers import handle, handler_of
 
 __all__ = ["InterruptShield"]
 
 _Frame = FrameType | None
 
-_in_c: Any = getattr(signal, "_signal", signal)
-_handler_of: Callable[[int], Any] = _in_c.getsignal
-_handle: Callable[[int, Any], Any] = _in_c.signal
-"""Both without the conversion to enumerations, which costs more than the rest."""
 _NAMES = [
     "INT",
     "TERM",
@@ -90,16 +87,16 @@ class InterruptShield:
 
     def _install(self) -> None:
         for number in _SIGNALS:
-            handler = _handler_of(number)
+            handler = handler_of(number)
             if callable(handler) and handler is not self._wrapper:
                 self._wrapped[number] = handler
-                _handle(number, self._wrapper)
+                handle(number, self._wrapper)
 
     def _restore(self) -> None:
         """A handler that somebody has changed meanwhile stays."""
         for number, handler in list(self._wrapped.items()):
-            if _handler_of(number) is self._wrapper:
-                _handle(number, handler)
+            if handler_of(number) is self._wrapper:
+                handle(number, handler)
 
     def _catch(self, number: int, frame: _Frame) -> None:
         if self._depth and not self._open:

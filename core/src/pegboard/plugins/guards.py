@@ -123,10 +123,10 @@ def _handlers() -> dict[int, Any]:
         return {}
     import signal  # only where a plugin is loaded
 
-    # What `getsignal` wraps makes no enumeration of its answers, which takes most of the time.
-    ask = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+    from pegboard.handlers import handler_of
+
     known = [int(getattr(signal, name)) for name in _SIGNALS if hasattr(signal, name)]
-    return {number: ask(number) for number in known}
+    return {number: handler_of(number) for number in known}
 
 
 class Warnings:
