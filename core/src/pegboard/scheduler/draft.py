@@ -64,19 +64,6 @@ class Draft:
         self._new_blocks.append(new_blocks)
         self.budget -= stop - start
 
-    def add_token(self, request: Request, no_blocks: list[list[int]]) -> None:
-        """The same for a row that most steps are made of: one token, which needs no block, and
-        after which another is sampled."""
-        start = request.planned
-        stop = request.planned = start + 1
-        request.known, request.last_step = stop + 1, self.step_id
-        self._requests.append(request)
-        self._starts.append(start)
-        self._stops.append(stop)
-        self._samples.append(True)
-        self._new_blocks.append(no_blocks)
-        self.budget -= 1
-
     def add_copies(self, copies: list[BlockCopy], sources: Iterable[Block] = ()) -> None:
         """Copy blocks before the forward pass; the step takes over the references on `sources`."""
         self._copies += copies

@@ -63,8 +63,7 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     planned: int = 0
     computed: int = 0
     room: int = 0
-    """Up to here tokens may be planned without a question: it needs them, has blocks, and samples
-    after them."""
+    """Up to here tokens may be planned without a question: it needs them, and has blocks."""
     quiet_until: int = 0
     """Before so many tokens are computed, none of the computed ones changes any books, no output
     brings more than tokens, and none is the last that `max_tokens` allows."""
@@ -183,7 +182,7 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
 
     def measure(self) -> None:
         """It got blocks: see how far they reach."""
-        self.room = min(self.kv.capacity, self.needed) if self.max_tokens else 0
+        self.room = min(self.kv.capacity, self.needed)
 
     def schedule(self, stop: int, step_id: int) -> bool:
         """Plan the tokens up to `stop`; True if the step will sample."""

@@ -115,9 +115,9 @@ class TokenBudgetScheduler:
             if draft.budget <= 0:
                 return
             # Most rows are a token that needs no block, so that they are spared all questions.
-            stop = request.known
-            if stop <= request.room and stop - request.planned == 1 and not keeps_state:
-                draft.add_token(request, no_blocks)
+            start, stop = request.planned, request.known
+            if stop <= request.room and stop - start == 1 and not keeps_state:
+                draft.add_row(request, start, stop, no_blocks)
             else:
                 self._continue(request, draft)
 
